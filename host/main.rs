@@ -1,0 +1,2 @@
+//! tombolo
+fn main() {}
