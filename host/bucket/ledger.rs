@@ -1,0 +1,278 @@
+//! What the log says, entry by entry: versions, tokens, fates, term, end. Pure.
+//!
+//! A commit is valid exactly if it extends what came before: the next round, the current version of its fragment as base, the active policy,
+//! no offer that already has a fate, no island's tokens twice. The index of an entry is the fence: its writer has read all entries before it.
+//! Every reader applies the same rules in the same order, so all agree on which entries count; an entry that breaks a rule is void and
+//! changes nothing.
+
+use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, Pace, Version};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many rounds back the fate of an offer is remembered one by one; older offers can get no fate any more.
+pub const MEMORY_ROUNDS: u64 = 256;
+
+/// The state of the log after a number of entries.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Format number.
+    pub format: u32,
+    /// Index of the next entry.
+    pub next: u64,
+    /// Fragments (P).
+    pub fragments: u64,
+    /// Most versions that an offer's base may be behind.
+    pub staleness_max: u64,
+    /// Hash of the active merge policy.
+    pub merge: String,
+    /// Current version of each fragment; empty before the start entry.
+    pub versions: Vec<Version>,
+    /// Next round to be committed.
+    pub next_round: u64,
+    /// Tokens merged, per fragment.
+    pub fragment_tokens: Vec<u64>,
+    /// Acting term; 0 before the first.
+    pub term: u64,
+    /// Writer of the acting term.
+    pub acting: Option<String>,
+    /// Why the run has ended, if it has.
+    pub stopped: Option<String>,
+    /// Pace of the last commit.
+    pub pace: Option<Pace>,
+    /// Rounds open at once.
+    pub window: u64,
+    /// Offers by fate.
+    pub fates: Fates,
+    /// Offers that have a fate, of the last [`MEMORY_ROUNDS`] rounds.
+    pub decided: BTreeSet<(u64, String, u64)>,
+    /// Per island: per fragment the last round in which it was merged. Its next offer must start from there or later.
+    pub merged_rounds: BTreeMap<String, BTreeMap<u64, u64>>,
+    /// Per island: the newest incarnation that had an offer merged.
+    pub incarnations: BTreeMap<String, u64>,
+    /// Commits by the number of islands merged in them.
+    pub breadth: BTreeMap<u64, u64>,
+    /// Indices of void entries.
+    pub void: Vec<u64>,
+}
+
+/// Why an entry does not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("log entry {seq} is void: {rule}; expected {expected}, found {found}")]
+pub struct Violation {
+    /// Index of the entry.
+    pub seq: u64,
+    /// The rule that it breaks.
+    pub rule: &'static str,
+    /// What would have been valid.
+    pub expected: String,
+    /// What the entry says.
+    pub found: String,
+}
+
+impl Ledger {
+    /// The log before its first entry.
+    pub fn new(fragments: usize, staleness_max: u64, merge: &str) -> Ledger {
+        Ledger {
+            format: FORMAT,
+            next: 0,
+            fragments: fragments as u64,
+            staleness_max,
+            merge: merge.to_string(),
+            versions: Vec::new(),
+            next_round: fragments as u64,
+            fragment_tokens: vec![0; fragments],
+            term: 0,
+            acting: None,
+            stopped: None,
+            pace: None,
+            window: 1,
+            fates: Fates::default(),
+            decided: BTreeSet::new(),
+            merged_rounds: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
+            breadth: BTreeMap::new(),
+            void: Vec::new(),
+        }
+    }
+
+    /// Fragment of a round.
+    pub fn fragment_of(&self, round: u64) -> usize {
+        (round % self.fragments) as usize
+    }
+
+    /// Rounds that are open now.
+    pub fn open_rounds(&self) -> std::ops::Range<u64> {
+        let window = self.window.clamp(1, self.fragments);
+        self.next_round..self.next_round + window
+    }
+
+    /// Commits so far.
+    pub fn rounds_committed(&self) -> u64 {
+        self.next_round - self.fragments
+    }
+
+    /// Merges of fragment `p` so far.
+    pub fn merges_of(&self, p: usize) -> u64 {
+        self.versions.get(p).map_or(0, |v| v.round / self.fragments)
+    }
+
+    /// Tokens merged by the run so far: the mean over the fragments, rounded down.
+    pub fn tokens(&self) -> u64 {
+        self.fragment_tokens.iter().sum::<u64>() / self.fragments
+    }
+
+    /// How many versions an offer for `round` from base `base` is behind, once earlier rounds are committed; none if its base is not an
+    /// earlier version of the same fragment.
+    pub fn staleness(&self, round: u64, base: u64) -> Option<u64> {
+        let behind = round.checked_sub(base)?;
+        (behind > 0 && behind % self.fragments == 0).then(|| behind / self.fragments - 1)
+    }
+
+    /// Whether an offer of `island` for fragment `p` from `base` would count tokens twice: an offer of its own was merged after that base.
+    pub fn counts_twice(&self, island: &str, p: usize, base: u64) -> bool {
+        self.merged_rounds.get(island).and_then(|m| m.get(&(p as u64))).is_some_and(|&merged| base < merged)
+    }
+
+    /// Whether this offer already has its fate.
+    pub fn is_decided(&self, round: u64, island: &str, incarnation: u64) -> bool {
+        self.decided.contains(&(round, island.to_string(), incarnation))
+    }
+
+    /// Takes in the entry at index `next`. Void entries are noted and change nothing else.
+    ///
+    /// # Errors
+    /// The rule that the entry breaks.
+    ///
+    /// # Panics
+    /// The entry is not the next one: a reader that skips entries is a bug.
+    pub fn apply(&mut self, seq: u64, entry: &Entry) -> Result<(), Violation> {
+        assert_eq!(seq, self.next, "entries are read in order, none left out");
+        let valid = self.check(seq, entry);
+        self.next += 1;
+        if valid.is_err() {
+            self.void.push(seq);
+            return valid;
+        }
+        match &entry.body {
+            Body::Start { versions, window } => {
+                self.versions = versions.clone();
+                self.window = *window;
+            }
+            Body::Commit(commit) => self.take(commit),
+            Body::Term { term } => {
+                self.term = *term;
+                self.acting = Some(entry.writer.clone());
+            }
+            Body::Stop { reason } => self.stopped = Some(reason.clone()),
+        }
+        Ok(())
+    }
+
+    /// Takes in the bytes at index `next`: as [`Ledger::apply`]; bytes that are no entry are void, too.
+    ///
+    /// # Errors
+    /// The rule that the entry breaks.
+    pub fn apply_bytes(&mut self, seq: u64, bytes: &[u8]) -> Result<Entry, Violation> {
+        match serde_json::from_slice::<Entry>(bytes) {
+            Ok(entry) => self.apply(seq, &entry).map(|()| entry),
+            Err(error) => {
+                assert_eq!(seq, self.next, "entries are read in order, none left out");
+                self.next += 1;
+                self.void.push(seq);
+                Err(Violation { seq, rule: "an entry is JSON of its form", expected: "a log entry".into(), found: error.to_string() })
+            }
+        }
+    }
+
+    fn take(&mut self, commit: &Commit) {
+        let p = self.fragment_of(commit.round);
+        let mut merged = 0;
+        for offer in &commit.offers {
+            self.fates.count(&offer.fate);
+            self.decided.insert((offer.id.round, offer.id.island.clone(), offer.id.incarnation));
+            if offer.fate == Fate::Merged {
+                merged += 1;
+                self.merged_rounds.entry(offer.id.island.clone()).or_default().insert(p as u64, commit.round);
+                let newest = self.incarnations.entry(offer.id.island.clone()).or_default();
+                *newest = (*newest).max(offer.id.incarnation);
+            }
+        }
+        *self.breadth.entry(merged).or_default() += 1;
+        self.versions[p] = commit.made.clone();
+        self.fragment_tokens[p] = commit.fragment_tokens;
+        self.next_round = commit.round + 1;
+        self.window = commit.pace.window;
+        self.pace = Some(commit.pace);
+        let oldest = self.next_round.saturating_sub(MEMORY_ROUNDS);
+        self.decided = self.decided.split_off(&(oldest, String::new(), 0));
+    }
+
+    /// Whether `entry` at index `seq` extends this state; a syncer asks before it writes, every reader before it believes.
+    ///
+    /// # Errors
+    /// The rule that the entry breaks.
+    pub fn check(&self, seq: u64, entry: &Entry) -> Result<(), Violation> {
+        let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            if ok { Ok(()) } else { Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") }) }
+        };
+        rule(entry.format == FORMAT, "the format is known", &FORMAT, &entry.format)?;
+        rule(entry.seq == seq, "an entry names its index", &seq, &entry.seq)?;
+        rule(self.stopped.is_none(), "nothing follows the end of the run", &"no entry", &"an entry")?;
+        match &entry.body {
+            Body::Start { versions, window } => {
+                rule(seq == 0, "only the first entry starts the run", &0, &seq)?;
+                rule(versions.len() as u64 == self.fragments, "one version per fragment", &self.fragments, &versions.len())?;
+                let rounds: Vec<u64> = versions.iter().map(|v| v.round).collect();
+                rule(rounds.iter().copied().eq(0..self.fragments), "round p makes the initial fragment p", &(0..self.fragments), &rounds)?;
+                rule(*window >= 1, "at least one round is open", &1, window)
+            }
+            Body::Commit(commit) => {
+                rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a commit")?;
+                self.check_commit(seq, commit)
+            }
+            Body::Term { term } => rule(*term == self.term + 1, "terms count up by one", &(self.term + 1), term),
+            Body::Stop { .. } => Ok(()),
+        }
+    }
+
+    fn check_commit(&self, seq: u64, commit: &Commit) -> Result<(), Violation> {
+        let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            if ok { Ok(()) } else { Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") }) }
+        };
+        let p = self.fragment_of(commit.round);
+        rule(commit.round == self.next_round, "rounds are committed in order", &self.next_round, &commit.round)?;
+        rule(commit.base == self.versions[p], "a commit extends the current version of its fragment", &self.versions[p], &commit.base)?;
+        rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
+        rule(commit.merge == self.merge, "the active policy merged", &self.merge, &commit.merge)?;
+        rule(commit.pace.window >= 1, "at least one round is open", &1, &commit.pace.window)?;
+        let mut ids = BTreeSet::new();
+        let mut islands = BTreeSet::new();
+        let mut tokens = 0u64;
+        for offer in &commit.offers {
+            let id = (offer.id.round, offer.id.island.clone(), offer.id.incarnation);
+            rule(!self.decided.contains(&id) && ids.insert(id.clone()), "an offer has one fate", &"an undecided offer", &id)?;
+            rule(offer.id.round < self.open_rounds().end, "an offer is for a round that was open", &self.open_rounds(), &id)?;
+            if offer.fate != Fate::Merged {
+                continue;
+            }
+            rule(offer.id.round == commit.round, "a merged offer is for this round", &commit.round, &offer.id.round)?;
+            rule(islands.insert(&offer.id.island), "an island is merged once in a round", &"one offer", &offer.id.island)?;
+            rule(offer.weight.is_finite() && offer.weight > 0.0, "a merged offer has a weight", &"more than 0", &offer.weight)?;
+            rule(offer.tokens > 0 && offer.steps > 0, "a merged offer has tokens and steps", &"more than 0", &(offer.tokens, offer.steps))?;
+            let staleness = self.staleness(commit.round, offer.base);
+            rule(
+                staleness.is_some_and(|s| s <= self.staleness_max),
+                "a merged offer starts from a recent version of its fragment",
+                &format!("at most {} versions back", self.staleness_max),
+                &offer.base,
+            )?;
+            rule(!self.counts_twice(&offer.id.island, p, offer.base), "no token is counted twice", &"a base at or after its last merge", &offer.base)?;
+            tokens = tokens.saturating_add(offer.tokens);
+        }
+        rule(!islands.is_empty(), "a commit merges at least one offer", &"1", &0)?;
+        let expected = self.fragment_tokens[p].saturating_add(tokens);
+        rule(commit.fragment_tokens == expected, "the fragment's tokens add up", &expected, &commit.fragment_tokens)?;
+        let total = self.fragment_tokens.iter().fold(tokens, |a, &b| a.saturating_add(b)) / self.fragments;
+        rule(commit.tokens == total, "the run's tokens add up", &total, &commit.tokens)
+    }
+}

@@ -1,0 +1,22 @@
+//! The bucket: where islands and syncers meet, and the only place where they do.
+//!
+//! `key` spells keys, `create` is the one primitive, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
+//! [`Bucket`] is one run in one bucket, with one method per kind of object.
+
+mod create;
+pub mod key;
+mod ledger;
+mod location;
+pub mod payload;
+pub mod record;
+mod run;
+mod tail;
+mod tensors;
+
+pub use create::{Created, create};
+pub use key::{Keys, OfferId};
+pub use ledger::{Ledger, MEMORY_ROUNDS, Violation};
+pub use location::Location;
+pub use run::Bucket;
+pub use tail::{STATE_EVERY, Tail};
+pub use tensors::{Checkpoint, CheckpointHeader, FragmentFacts, FragmentHeader, OfferHeader, StateHeader};

@@ -1,0 +1,391 @@
+//! Large objects: Arrow IPC files, one record batch per chunk, so that they stream in bounded memory and pyarrow, DuckDB or polars can read them.
+//!
+//! | column | type | meaning |
+//! |---|---|---|
+//! | `section` | utf8 | what the chunk belongs to, such as `parameters` or `state.0` |
+//! | `tensor` | uint32 | index of the tensor within the object |
+//! | `offset` | uint64 | first element of the chunk within the tensor |
+//! | `elements` | uint32 | values in the chunk |
+//! | `values` | list&lt;float32&gt; | the values (fragments, states, checkpoints), or |
+//! | `bytes` | binary | the values as the codec encoded them (offers) |
+//!
+//! Each batch has one row. The schema's metadata holds one JSON header under `tombolo`. The content hash is SHA-256 over the chunks (section,
+//! tensor, offset, elements, data) and does not depend on how Arrow frames them.
+
+use crate::error::{Error, Result};
+use arrow::array::{
+    Array, ArrayRef, BinaryArray, Float32Array, ListArray, RecordBatch, StringArray, UInt32Array, UInt64Array,
+};
+use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::ipc::reader::FileReader;
+use arrow::ipc::writer::FileWriter;
+use bytes::Bytes;
+use futures::StreamExt;
+use object_store::path::Path;
+use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt, WriteMultipart};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::io::Cursor;
+use std::sync::Arc;
+
+/// Objects up to this size are put in one request; larger ones as multipart uploads of parts of this size.
+const PART_BYTES: usize = 8 << 20;
+
+/// What a chunk carries.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Data {
+    /// Plain values.
+    Values(Vec<f32>),
+    /// Values as a codec encoded them.
+    Encoded(Vec<u8>),
+}
+
+/// One chunk of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chunk {
+    /// What it belongs to.
+    pub section: String,
+    /// Index of the tensor.
+    pub tensor: u32,
+    /// First element within the tensor.
+    pub offset: u64,
+    /// Values.
+    pub elements: u32,
+    /// The values.
+    pub data: Data,
+}
+
+/// Adds chunks to a content hash.
+#[derive(Clone, Default)]
+pub struct ContentHash(Sha256);
+
+impl ContentHash {
+    /// Adds one chunk.
+    pub fn add(&mut self, chunk: &Chunk) {
+        self.0.update((chunk.section.len() as u32).to_le_bytes());
+        self.0.update(chunk.section.as_bytes());
+        self.0.update(chunk.tensor.to_le_bytes());
+        self.0.update(chunk.offset.to_le_bytes());
+        self.0.update(chunk.elements.to_le_bytes());
+        match &chunk.data {
+            Data::Values(values) => {
+                for block in values.chunks(1024) {
+                    let bytes: Vec<u8> = block.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    self.0.update(&bytes);
+                }
+            }
+            Data::Encoded(bytes) => {
+                self.0.update((bytes.len() as u64).to_le_bytes());
+                self.0.update(bytes);
+            }
+        }
+    }
+
+    /// The hash as 64 hexadecimal digits.
+    pub fn finish(self) -> String {
+        crate::nonce::hex(&self.0.finalize())
+    }
+}
+
+/// The content hash of `chunks`.
+pub fn content_hash(chunks: &[Chunk]) -> String {
+    let mut hash = ContentHash::default();
+    chunks.iter().for_each(|c| hash.add(c));
+    hash.finish()
+}
+
+fn schema(encoded: bool, header: String) -> Arc<Schema> {
+    let data = if encoded {
+        Field::new("bytes", DataType::Binary, false)
+    } else {
+        Field::new("values", DataType::List(Arc::new(Field::new("item", DataType::Float32, false))), false)
+    };
+    let fields = vec![
+        Field::new("section", DataType::Utf8, false),
+        Field::new("tensor", DataType::UInt32, false),
+        Field::new("offset", DataType::UInt64, false),
+        Field::new("elements", DataType::UInt32, false),
+        data,
+    ];
+    Arc::new(Schema::new_with_metadata(fields, HashMap::from([("tombolo".to_string(), header)])))
+}
+
+fn batch(schema: &Arc<Schema>, chunk: Chunk) -> Result<RecordBatch> {
+    let data: ArrayRef = match chunk.data {
+        Data::Values(values) => {
+            let offsets = OffsetBuffer::new(ScalarBuffer::from(vec![0i32, values.len() as i32]));
+            let item = Arc::new(Field::new("item", DataType::Float32, false));
+            Arc::new(ListArray::new(item, offsets, Arc::new(Float32Array::from(values)), None))
+        }
+        Data::Encoded(bytes) => Arc::new(BinaryArray::from_vec(vec![&bytes])),
+    };
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(StringArray::from(vec![chunk.section])),
+        Arc::new(UInt32Array::from(vec![chunk.tensor])),
+        Arc::new(UInt64Array::from(vec![chunk.offset])),
+        Arc::new(UInt32Array::from(vec![chunk.elements])),
+        data,
+    ];
+    RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::bug("a chunk does not fit its own schema").because(e))
+}
+
+/// Writes an object: `header` and `chunks`, in order, under `key`. Small objects are one put; large ones a multipart upload whose parts are
+/// the only copy in memory. Keys of payloads are unique to their content or their writer, so no condition is needed.
+///
+/// # Errors
+/// Unavailable, naming the key. A failed upload leaves no object.
+pub async fn write<H: Serialize>(
+    store: &dyn ObjectStore,
+    key: &Path,
+    header: &H,
+    encoded: bool,
+    chunks: impl Iterator<Item = Chunk>,
+) -> Result<u64> {
+    let ipc = |e| Error::bug(format!("{key}: writing Arrow IPC to memory failed")).because(e);
+    let unavailable = |e: StoreError| Error::unavailable(format!("{key}: cannot be written")).because(e);
+    let header = serde_json::to_string(header).map_err(|e| Error::bug("a header does not serialise").because(e))?;
+    let schema = schema(encoded, header);
+    let mut writer = FileWriter::try_new(Vec::new(), &schema).map_err(ipc)?;
+    let mut upload: Option<WriteMultipart> = None;
+    let mut written = 0u64;
+    for chunk in chunks {
+        writer.write(&batch(&schema, chunk)?).map_err(ipc)?;
+        if writer.get_ref().len() >= PART_BYTES {
+            let part = std::mem::take(writer.get_mut());
+            written += part.len() as u64;
+            let open = match upload.take() {
+                Some(open) => open,
+                None => WriteMultipart::new_with_chunk_size(store.put_multipart(key).await.map_err(unavailable)?, PART_BYTES),
+            };
+            let mut open = open;
+            open.wait_for_capacity(2).await.map_err(unavailable)?;
+            open.put(part.into());
+            upload = Some(open);
+        }
+    }
+    writer.finish().map_err(ipc)?;
+    let rest = writer.into_inner().map_err(ipc)?;
+    written += rest.len() as u64;
+    match upload {
+        Some(mut open) => {
+            open.put(rest.into());
+            open.finish().await.map_err(unavailable)?;
+        }
+        None => {
+            store.put(key, rest.into()).await.map_err(unavailable)?;
+        }
+    }
+    Ok(written)
+}
+
+/// An object as it was read: its header and its chunks in order.
+#[derive(Debug, Clone)]
+pub struct Object<H> {
+    /// The header.
+    pub header: H,
+    /// The chunks.
+    pub chunks: Vec<Chunk>,
+}
+
+/// Reads the object under `key`, at most `bytes_max` bytes of it.
+///
+/// # Errors
+/// Unavailable if the store does not answer or the object is absent; corrupt if it is larger than `bytes_max`, not an Arrow IPC file of
+/// this schema, or its header is not what is expected.
+pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, bytes_max: u64) -> Result<Object<H>> {
+    let unavailable = |e: StoreError| Error::unavailable(format!("{key}: cannot be read")).because(e);
+    let found = store.get(key).await.map_err(unavailable)?;
+    if found.meta.size > bytes_max {
+        return Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found {}", found.meta.size)));
+    }
+    let mut body = Vec::with_capacity(found.meta.size as usize);
+    let mut stream = found.into_stream();
+    while let Some(part) = stream.next().await {
+        let part = part.map_err(unavailable)?;
+        if body.len() as u64 + part.len() as u64 > bytes_max {
+            return Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found more than the store had announced")));
+        }
+        body.extend_from_slice(&part);
+    }
+    parse(key.as_ref(), body.into())
+}
+
+/// Parses an object that `name` was read from.
+///
+/// # Errors
+/// Corrupt, as [`read`].
+pub fn parse<H: DeserializeOwned>(name: &str, body: Bytes) -> Result<Object<H>> {
+    let corrupt = |what: &str| Error::corrupt(format!("{name}: {what}"));
+    let reader = FileReader::try_new(Cursor::new(body), None)
+        .map_err(|e| corrupt("expected an Arrow IPC file, found other or truncated bytes").because(e))?;
+    let file_schema = reader.schema();
+    let text = file_schema
+        .metadata()
+        .get("tombolo")
+        .ok_or_else(|| corrupt("expected a `tombolo` header in the schema's metadata, found none"))?;
+    let header = serde_json::from_str(text).map_err(|e| corrupt("its header is not of the expected form").because(e))?;
+    let encoded = file_schema.fields().last().is_some_and(|f| f.name() == "bytes");
+    if file_schema.fields() != schema(encoded, String::new()).fields() {
+        return Err(corrupt("expected the columns section, tensor, offset, elements and values or bytes, found others"));
+    }
+    let mut chunks = Vec::new();
+    for batch in reader {
+        let batch = batch.map_err(|e| corrupt("a record batch cannot be read").because(e))?;
+        if batch.num_rows() != 1 {
+            return Err(corrupt(&format!("expected one row in each record batch, found {}", batch.num_rows())));
+        }
+        let wrong = || corrupt("a column does not have its type");
+        let column = |i: usize| batch.column(i).as_any();
+        let section = column(0).downcast_ref::<StringArray>().ok_or_else(wrong)?.value(0).to_string();
+        let tensor = column(1).downcast_ref::<UInt32Array>().ok_or_else(wrong)?.value(0);
+        let offset = column(2).downcast_ref::<UInt64Array>().ok_or_else(wrong)?.value(0);
+        let elements = column(3).downcast_ref::<UInt32Array>().ok_or_else(wrong)?.value(0);
+        let data = if encoded {
+            Data::Encoded(column(4).downcast_ref::<BinaryArray>().ok_or_else(wrong)?.value(0).to_vec())
+        } else {
+            let list = column(4).downcast_ref::<ListArray>().ok_or_else(wrong)?.value(0);
+            let values = list.as_any().downcast_ref::<Float32Array>().ok_or_else(wrong)?;
+            if values.len() != elements as usize || values.null_count() > 0 {
+                return Err(corrupt(&format!("expected {elements} values in a chunk, found {}", values.len())));
+            }
+            Data::Values(values.values().to_vec())
+        };
+        chunks.push(Chunk { section, tensor, offset, elements, data });
+    }
+    Ok(Object { header, chunks })
+}
+
+/// Cuts the flat vectors of one section into chunks: `lengths` are the elements of its tensors, one after another in `flat`.
+pub fn cut<'a>(section: &'a str, lengths: &'a [usize], flat: &'a [f32], chunk_elements: usize) -> impl Iterator<Item = Chunk> + 'a {
+    let mut start = 0usize;
+    lengths.iter().enumerate().flat_map(move |(tensor, &length)| {
+        let tensor_start = start;
+        start += length;
+        (0..length).step_by(chunk_elements).map(move |offset| {
+            let elements = chunk_elements.min(length - offset);
+            let at = tensor_start + offset;
+            Chunk {
+                section: section.to_string(),
+                tensor: tensor as u32,
+                offset: offset as u64,
+                elements: elements as u32,
+                data: Data::Values(flat[at..at + elements].to_vec()),
+            }
+        })
+    })
+}
+
+/// Puts the chunks of `section` together again: a flat vector of the tensors of `lengths`.
+///
+/// # Errors
+/// Corrupt: a chunk is missing, doubled, out of order or does not belong there.
+pub fn join(name: &str, section: &str, lengths: &[usize], chunks: &[Chunk]) -> Result<Vec<f32>> {
+    let total: usize = lengths.iter().sum();
+    let mut flat = Vec::with_capacity(total);
+    let (mut tensor, mut offset) = (0usize, 0usize);
+    for chunk in chunks.iter().filter(|c| c.section == section) {
+        let Data::Values(values) = &chunk.data else {
+            return Err(Error::corrupt(format!("{name}: section {section}: expected values, found encoded bytes")));
+        };
+        let fits = chunk.tensor as usize == tensor
+            && chunk.offset as usize == offset
+            && tensor < lengths.len()
+            && !values.is_empty()
+            && offset + values.len() <= lengths[tensor];
+        if !fits {
+            return Err(Error::corrupt(format!(
+                "{name}: section {section}: expected a chunk of tensor {tensor} at {offset}, found one of tensor {} at {} with {} values",
+                chunk.tensor,
+                chunk.offset,
+                values.len()
+            )));
+        }
+        flat.extend_from_slice(values);
+        offset += values.len();
+        if offset == lengths[tensor] {
+            (tensor, offset) = (tensor + 1, 0);
+        }
+    }
+    if flat.len() != total {
+        return Err(Error::corrupt(format!("{name}: section {section}: expected {total} values, found {}", flat.len())));
+    }
+    Ok(flat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::memory::InMemory;
+    use proptest::prelude::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn what_was_written_is_read(lengths in prop::collection::vec(1usize..300, 1..5), chunk in 1usize..100) {
+            let flat: Vec<f32> = (0..lengths.iter().sum::<usize>()).map(|i| i as f32 * 0.5 - 7.0).collect();
+            let chunks: Vec<Chunk> = cut("parameters", &lengths, &flat, chunk).collect();
+            let store = InMemory::new();
+            let key = Path::from("a/b.arrow");
+            let object = runtime().block_on(async {
+                write(&store, &key, &"head", false, chunks.clone().into_iter()).await.unwrap();
+                read::<String>(&store, &key, 1 << 20).await.unwrap()
+            });
+            prop_assert_eq!(&object.header, "head");
+            prop_assert_eq!(content_hash(&object.chunks), content_hash(&chunks));
+            prop_assert_eq!(join("x", "parameters", &lengths, &object.chunks).unwrap(), flat);
+        }
+
+        #[test]
+        fn damaged_bytes_are_an_error_and_never_a_crash(cut_at in 0usize..2000, flip in 0usize..2000) {
+            let store = InMemory::new();
+            let key = Path::from("a/b.arrow");
+            let chunk = Chunk { section: "offer".into(), tensor: 0, offset: 0, elements: 3, data: Data::Encoded(vec![1, 2, 3, 4, 5, 6]) };
+            let body = runtime().block_on(async {
+                write(&store, &key, &"head", true, [chunk.clone()].into_iter()).await.unwrap();
+                store.get(&key).await.unwrap().bytes().await.unwrap()
+            });
+            let truncated = body.slice(..cut_at.min(body.len() - 1));
+            prop_assert!(parse::<String>("x", truncated).is_err());
+            let mut flipped = body.to_vec();
+            let at = flip % flipped.len();
+            flipped[at] ^= 0x10;
+            // A flipped bit is refused here or changes the content hash; either way nobody merges it as what it was.
+            if let Ok(object) = parse::<String>("x", flipped.into())
+                && object.chunks == [chunk.clone()] {
+                prop_assert_eq!(content_hash(&object.chunks), content_hash(std::slice::from_ref(&chunk)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_object_goes_up_in_parts_and_comes_back_whole() {
+        let lengths = [3_000_000usize, 1_500_000];
+        let flat: Vec<f32> = (0..4_500_000).map(|i| i as f32).collect();
+        let store = InMemory::new();
+        let key = Path::from("big.arrow");
+        let object = runtime().block_on(async {
+            let bytes = write(&store, &key, &"h", false, cut("parameters", &lengths, &flat, 32768)).await.unwrap();
+            assert!(bytes > 2 * PART_BYTES as u64);
+            read::<String>(&store, &key, 64 << 20).await.unwrap()
+        });
+        assert_eq!(join("x", "parameters", &lengths, &object.chunks).unwrap(), flat);
+    }
+
+    #[test]
+    fn an_object_larger_than_allowed_is_refused_before_it_is_read() {
+        let store = InMemory::new();
+        let key = Path::from("a.arrow");
+        let error = runtime().block_on(async {
+            write(&store, &key, &"h", false, cut("parameters", &[1000], &[0.0; 1000], 100)).await.unwrap();
+            read::<String>(&store, &key, 100).await.unwrap_err()
+        });
+        assert!(error.to_string().contains("at most 100 bytes"), "{error}");
+    }
+}

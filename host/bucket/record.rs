@@ -1,0 +1,326 @@
+//! The small records of the bucket: JSON with a `format` number. What is created once carries a nonce (see `create.rs`).
+
+use super::key::OfferId;
+use crate::spec::Spec;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The format number of every record written by this version.
+pub const FORMAT: u32 = 1;
+
+/// A policy as a run uses it: the component's hash and its configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyUse {
+    /// What the user called it (a bundled name, or a file's name); for people only.
+    pub name: String,
+    /// SHA-256 of the component.
+    pub hash: String,
+    /// Configuration as JSON text; empty for none.
+    pub config: String,
+}
+
+/// `run.json`: the run, resolved; created once, so that two islands cannot disagree.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// Format number.
+    pub format: u32,
+    /// Tells this writer's record from another's.
+    pub nonce: String,
+    /// The spec as the creator resolved it.
+    pub spec: Spec,
+    /// Fingerprint of the model's layout and fragments.
+    pub layout: String,
+    /// Fingerprint of the training text.
+    pub corpus: String,
+    /// Fragments (P), after clipping to the number of tensors.
+    pub fragments: usize,
+    /// The codec that offers use.
+    pub codec: PolicyUse,
+    /// The merge policy.
+    pub merge: PolicyUse,
+}
+
+impl RunRecord {
+    /// Where this record and another describe different runs: `field: here X, there Y`, empty if they are the same run.
+    pub fn differences(&self, other: &RunRecord) -> Vec<String> {
+        fn walk(at: &str, a: &serde_json::Value, b: &serde_json::Value, out: &mut Vec<String>) {
+            match (a, b) {
+                (serde_json::Value::Object(a), serde_json::Value::Object(b)) => {
+                    let names: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+                    for name in names {
+                        let null = serde_json::Value::Null;
+                        let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                        walk(&path, a.get(name).unwrap_or(&null), b.get(name).unwrap_or(&null), out);
+                    }
+                }
+                _ if a != b => out.push(format!("{at}: here {a}, in the bucket {b}")),
+                _ => {}
+            }
+        }
+        let value = |r: &RunRecord| {
+            // Where the text lies and how many islands this machine starts are nobody else's business.
+            let mut r = RunRecord { nonce: String::new(), ..r.clone() };
+            r.spec.islands = 0;
+            r.spec.data.path = String::new();
+            r.spec.codec.policy = String::new();
+            r.spec.merge.policy = String::new();
+            serde_json::to_value(r).expect("a record serialises")
+        };
+        let mut out = Vec::new();
+        walk("", &value(self), &value(other), &mut out);
+        out
+    }
+}
+
+/// One version of one fragment, as the log names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The round that made it; round p (< P) is the initial version of fragment p.
+    pub round: u64,
+    /// Content hash of the fragment object.
+    pub hash: String,
+    /// Content hash of the outer optimiser's state beside it; none for an initial version.
+    pub state: Option<String>,
+}
+
+/// What became of an offer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fate {
+    /// It is part of the commit that names it.
+    Merged,
+    /// It came after its round was committed, or its base was too old; its progress goes out with the island's next offer.
+    Late,
+    /// A newer life of the same island has taken its place.
+    Superseded,
+    /// It was not fit to be merged, for this reason.
+    Refused(String),
+}
+
+/// An offer in the ledger.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OfferRecord {
+    /// Which offer.
+    #[serde(flatten)]
+    pub id: OfferId,
+    /// Content hash of the offer object; empty where it could not be read.
+    pub hash: String,
+    /// Round of the version that the island had adopted.
+    pub base: u64,
+    /// Tokens trained on since then.
+    pub tokens: u64,
+    /// Inner steps over the same span.
+    pub steps: u32,
+    /// L2 norm of the decoded pseudo-gradient.
+    pub norm: f32,
+    /// Weight that the merge policy gave; 0 where it was not merged.
+    pub weight: f32,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// How rounds are paced, decided by the syncer with every commit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Rounds that are open at once.
+    pub window: u64,
+    /// Inner steps between two offers of one fragment that this amounts to (H; grows where the store is slow).
+    pub sync_steps: f64,
+    /// Moving average of an inner step, in milliseconds.
+    pub step_ms: f64,
+    /// Moving average from the first offer of a round to its closing.
+    pub quorum_ms: f64,
+    /// Moving average of merging and publishing.
+    pub sync_ms: f64,
+    /// Time between this commit and the one before, in milliseconds of the syncer's clock.
+    pub spacing_ms: f64,
+}
+
+/// What tells how well the outer loop is tuned (method.md section 4).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct OuterFacts {
+    /// L2 norm of the weighted mean of the merged pseudo-gradients.
+    pub delta_norm: f32,
+    /// L2 norm of the step that the parameters took.
+    pub step_norm: f32,
+    /// Cosine between that mean and that step: near 1 while momentum follows the islands, small where it leads them; none if either is zero.
+    pub cosine: Option<f32>,
+}
+
+/// One merged round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// Index of the round; its fragment is round mod P.
+    pub round: u64,
+    /// The version that it extends.
+    pub base: Version,
+    /// The version that it makes.
+    pub made: Version,
+    /// Every offer that got its fate with this commit, of this and of earlier rounds.
+    pub offers: Vec<OfferRecord>,
+    /// Hash of the merge policy that ran.
+    pub merge: String,
+    /// Tokens merged into this fragment so far, this round included.
+    pub fragment_tokens: u64,
+    /// Tokens merged by the run so far: the mean over the fragments.
+    pub tokens: u64,
+    /// Pace of the rounds from here on.
+    pub pace: Pace,
+    /// Outer-loop facts.
+    pub outer: OuterFacts,
+    /// Why the round was closed when it was.
+    pub reason: String,
+}
+
+/// What a log entry says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Body {
+    /// Entry 0: the initial version of every fragment, and the first pace.
+    Start {
+        /// Versions of rounds 0 to P − 1.
+        versions: Vec<Version>,
+        /// Rounds open at once until the first commit says otherwise.
+        window: u64,
+    },
+    /// A merged round.
+    Commit(Box<Commit>),
+    /// A syncer takes the role.
+    Term {
+        /// Number of the term, one more than the last.
+        term: u64,
+    },
+    /// The run has ended.
+    Stop {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A log entry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Format number.
+    pub format: u32,
+    /// Its index in the log.
+    pub seq: u64,
+    /// Tells this writer's entry from another's.
+    pub nonce: String,
+    /// Who wrote it.
+    pub writer: String,
+    /// The term under which it was written; 0 before the first.
+    pub term: u64,
+    /// What it says.
+    #[serde(flatten)]
+    pub body: Body,
+}
+
+/// What an island is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IslandState {
+    /// Preparing: reading data, compiling policies, restoring.
+    Starting,
+    /// Taking inner steps.
+    Training,
+    /// Publishing what it has before it stops.
+    Draining,
+    /// Ended normally.
+    Done,
+}
+
+/// `island/<id>/card.json`: the heartbeat. One writer; the only overwritten key of an island.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// Format number.
+    pub format: u32,
+    /// Island.
+    pub island: String,
+    /// Its life.
+    pub incarnation: u64,
+    /// Grows with every beat; whoever watches compares it with what it saw before, on its own clock.
+    pub counter: u64,
+    /// What it is doing.
+    pub state: IslandState,
+    /// Fingerprint of its model's layout.
+    pub layout: String,
+    /// Inner steps over all lives.
+    pub step: u64,
+    /// Tokens trained on over all lives.
+    pub tokens: u64,
+    /// Of those, tokens trained on again because no new block could be claimed.
+    pub tokens_repeated: u64,
+    /// Training loss, smoothed; none before the first step.
+    pub loss: Option<f32>,
+    /// Tokens per second, smoothed.
+    pub tokens_per_s: f32,
+    /// Milliseconds of an inner step, smoothed.
+    pub step_ms: f32,
+    /// Share of the time since it started that it was not stepping.
+    pub wait_ratio: f32,
+    /// Seconds of this life spent in the training loop.
+    pub train_seconds: f32,
+    /// The newest round taken in.
+    pub adopted: Option<u64>,
+    /// Round of the version held, per fragment.
+    pub versions: Vec<u64>,
+}
+
+/// `island/<id>/incarnation/<n>.json`, `data/<block>.<attempt>.json`: a claim, created once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Format number.
+    pub format: u32,
+    /// Tells this claim from another's.
+    pub nonce: String,
+    /// Who claims.
+    pub island: String,
+    /// In which life; for an incarnation's claim, the life claimed.
+    pub incarnation: u64,
+}
+
+/// `syncer/<id>.json`: the beat of a syncer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// Format number.
+    pub format: u32,
+    /// Syncer.
+    pub syncer: String,
+    /// Grows with every beat.
+    pub counter: u64,
+    /// The term in which it acts; none while it stands by.
+    pub acting: Option<u64>,
+}
+
+/// Offers by fate.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fates {
+    /// Merged.
+    pub merged: u64,
+    /// Late.
+    pub late: u64,
+    /// Superseded.
+    pub superseded: u64,
+    /// Refused.
+    pub refused: u64,
+    /// Refused, by reason.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Fates {
+    /// Counts one offer.
+    pub fn count(&mut self, fate: &Fate) {
+        match fate {
+            Fate::Merged => self.merged += 1,
+            Fate::Late => self.late += 1,
+            Fate::Superseded => self.superseded += 1,
+            Fate::Refused(reason) => {
+                self.refused += 1;
+                // Reasons come from a closed set in `syncer/offer`, but the log is input: bound what it can make us hold.
+                if self.reasons.len() < 64 || self.reasons.contains_key(reason) {
+                    *self.reasons.entry(reason.clone()).or_default() += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! One run in one bucket: a method for every read and write of the protocol. Every durable effect is one call of the store, so a wrapper of
+//! the store can break any of them.
+
+use super::key::{self, Keys, OfferId};
+use super::record::{Beat, Card, Claim, Entry, FORMAT, RunRecord};
+use super::{Created, Ledger, create};
+use crate::error::{Error, Result};
+use crate::nonce::{nonce, sha256};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// The largest small record that is read.
+const RECORD_BYTES_MAX: u64 = 64 << 20;
+
+/// One run in one bucket.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) keys: Keys,
+}
+
+fn json<T: Serialize>(record: &T) -> Bytes {
+    serde_json::to_vec(record).expect("records serialise").into()
+}
+
+impl Bucket {
+    /// The run called `run` in `store`.
+    pub fn new(store: Arc<dyn ObjectStore>, run: &str) -> Bucket {
+        Bucket { store, keys: Keys::new(run) }
+    }
+
+    /// The store below, for tests that break it.
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// The makers of this run's keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    async fn get(&self, key: &Path) -> Result<Option<Bytes>> {
+        let unavailable = |e| Error::unavailable(format!("{key}: cannot be read")).because(e);
+        match self.store.get(key).await {
+            Ok(found) if found.meta.size > RECORD_BYTES_MAX => {
+                Err(Error::corrupt(format!("{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}", found.meta.size)))
+            }
+            Ok(found) => found.bytes().await.map(Some).map_err(unavailable),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+
+    async fn get_json<T: DeserializeOwned>(&self, key: &Path) -> Result<Option<T>> {
+        let Some(bytes) = self.get(key).await? else { return Ok(None) };
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| Error::corrupt(format!("{key}: expected a record of format {FORMAT}, found something else")).because(e))
+    }
+
+    async fn put(&self, key: &Path, body: Bytes) -> Result<()> {
+        let written = self.store.put(key, body.into()).await;
+        written.map(|_| ()).map_err(|e| Error::unavailable(format!("{key}: cannot be written")).because(e))
+    }
+
+    /// Keys (and sizes) below a folder, sorted by key.
+    pub(super) async fn list(&self, folder: &Path) -> Result<Vec<(Path, u64)>> {
+        let listed: std::result::Result<Vec<_>, StoreError> =
+            self.store.list(Some(folder)).map_ok(|meta| (meta.location, meta.size)).try_collect().await;
+        match listed {
+            Ok(mut keys) => {
+                keys.sort();
+                Ok(keys)
+            }
+            Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
+            Err(error) => Err(Error::unavailable(format!("{folder}: cannot be listed")).because(error)),
+        }
+    }
+
+    /// Removes an object; one that is already gone is no error.
+    pub(super) async fn delete(&self, key: &Path) -> Result<()> {
+        match self.store.delete(key).await {
+            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(Error::unavailable(format!("{key}: cannot be deleted")).because(error)),
+        }
+    }
+
+    /// The run's record, if the run exists.
+    ///
+    /// # Errors
+    /// Unavailable or corrupt.
+    pub async fn run_record(&self) -> Result<Option<RunRecord>> {
+        let record: Option<RunRecord> = self.get_json(&self.keys.run()).await?;
+        match record {
+            Some(record) if record.format != FORMAT => Err(Error::invalid(format!(
+                "{}: expected format {FORMAT}, found {}; use the version of tombolo that made this run",
+                self.keys.run(),
+                record.format
+            ))),
+            record => Ok(record),
+        }
+    }
+
+    /// Creates the run's record; returns the one that is there now, whoever wrote it.
+    ///
+    /// # Errors
+    /// Unavailable or corrupt.
+    pub async fn create_run(&self, record: &RunRecord) -> Result<RunRecord> {
+        match create(&*self.store, &self.keys.run(), json(record)).await? {
+            Created::Mine => Ok(record.clone()),
+            Created::Other(_) => self.run_record().await?.ok_or_else(|| Error::corrupt(format!("{}: was there and is gone", self.keys.run()))),
+        }
+    }
+
+    /// The bytes of log entry `seq`, if it exists.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn log_bytes(&self, seq: u64) -> Result<Option<Bytes>> {
+        self.get(&self.keys.log(seq)).await
+    }
+
+    /// Appends `entry` at its index; [`Created::Other`] means that somebody else's entry has that index.
+    ///
+    /// Before: the caller has read all entries before `entry.seq`. After: the index is taken for good. A crash leaves the entry whole or absent.
+    ///
+    /// # Errors
+    /// Unavailable: the entry may or may not be there; read the log on to find out.
+    pub async fn append(&self, entry: &Entry) -> Result<Created> {
+        create(&*self.store, &self.keys.log(entry.seq), json(entry)).await
+    }
+
+    /// Sequence numbers of the states of the log, ascending.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn states(&self) -> Result<Vec<u64>> {
+        Ok(self.list(&self.keys.states()).await?.iter().filter_map(|(k, _)| self.keys.parse_state(k)).collect())
+    }
+
+    /// The state of the log after the entries before `seq`; none if it cannot be parsed.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn state(&self, seq: u64) -> Result<Option<Ledger>> {
+        Ok(self.get(&self.keys.state(seq)).await?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Writes the state of the log for joiners. Any writer that has read the same log writes the same bytes.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_state(&self, ledger: &Ledger) -> Result<()> {
+        self.put(&self.keys.state(ledger.next), json(ledger)).await
+    }
+
+    /// Stores a component under its hash, and returns that.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_policy(&self, wasm: &[u8]) -> Result<String> {
+        let hash = sha256(wasm);
+        let key = key::policy(&hash);
+        if self.get(&key).await?.is_none_or(|found| sha256(&found) != hash) {
+            self.put(&key, Bytes::copy_from_slice(wasm)).await?;
+        }
+        Ok(hash)
+    }
+
+    /// The component with this hash.
+    ///
+    /// # Errors
+    /// Unavailable if it is absent; corrupt if its bytes are not those that the hash names.
+    pub async fn policy(&self, hash: &str) -> Result<Bytes> {
+        if hash.parse::<crate::policy::Hash>().is_err() {
+            return Err(Error::corrupt(format!("expected the SHA-256 of a policy as 64 hexadecimal digits, found `{}`", hash.escape_debug())));
+        }
+        let key = key::policy(hash);
+        let bytes = self.get(&key).await?.ok_or_else(|| Error::unavailable(format!("{key}: this policy is not in the bucket")))?;
+        let found = sha256(&bytes);
+        if found != hash {
+            return Err(Error::corrupt(format!("{key}: expected these bytes to have the hash in their name, found {found}")));
+        }
+        Ok(bytes)
+    }
+
+    /// Offers of a round and their sizes in bytes, sorted.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn offers(&self, round: u64) -> Result<Vec<(OfferId, u64)>> {
+        let listed = self.list(&self.keys.offers(round)).await?;
+        Ok(listed.into_iter().filter_map(|(key, size)| self.keys.parse_offer(&key).map(|id| (id, size))).collect())
+    }
+
+    /// Names of all islands that ever wrote here, sorted.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn islands(&self) -> Result<Vec<String>> {
+        let listed = self
+            .store
+            .list_with_delimiter(Some(&self.keys.islands()))
+            .await
+            .map_err(|e| Error::unavailable(format!("{}: cannot be listed", self.keys.islands())).because(e))?;
+        let mut names: Vec<String> = listed.common_prefixes.iter().filter_map(|p| self.keys.parse_island(p)).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// An island's heartbeat; none if it is absent or cannot be parsed.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn card(&self, island: &str) -> Result<Option<Card>> {
+        Ok(self.get(&self.keys.card(island)).await?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Overwrites an island's own heartbeat.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_card(&self, card: &Card) -> Result<()> {
+        self.put(&self.keys.card(&card.island), json(card)).await
+    }
+
+    /// The newest life that was claimed for an island; 0 if there was none.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn newest_incarnation(&self, island: &str) -> Result<u64> {
+        let listed = self.list(&self.keys.incarnations(island)).await?;
+        Ok(listed.iter().filter_map(|(k, _)| self.keys.parse_incarnation(k)).max().unwrap_or(0))
+    }
+
+    /// Claims the next life of an island, which outranks all earlier ones, and returns its number (from 1).
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn claim_incarnation(&self, island: &str) -> Result<u64> {
+        loop {
+            let n = self.newest_incarnation(island).await? + 1;
+            if n > 999_999 {
+                return Err(Error::invalid(format!("island {island}: has used up its 999999 lives; give it another name")));
+            }
+            let claim = Claim { format: FORMAT, nonce: nonce(), island: island.to_string(), incarnation: n };
+            if create(&*self.store, &self.keys.incarnation(island, n), json(&claim)).await? == Created::Mine {
+                return Ok(n);
+            }
+        }
+    }
+
+    /// The first block number that nobody has claimed, as far as the listing shows.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn next_block(&self) -> Result<u64> {
+        let listed = self.list(&self.keys.blocks()).await?;
+        Ok(listed.iter().filter_map(|(k, _)| self.keys.parse_block(k)).map(|(b, _)| b + 1).max().unwrap_or(0))
+    }
+
+    /// Claims a block of training data; false if it is somebody else's.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn claim_block(&self, block: u64, island: &str, incarnation: u64) -> Result<bool> {
+        let claim = Claim { format: FORMAT, nonce: nonce(), island: island.to_string(), incarnation };
+        Ok(create(&*self.store, &self.keys.block(block, 0), json(&claim)).await? == Created::Mine)
+    }
+
+    /// A syncer's beat; none if it is absent or cannot be parsed.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn beat(&self, syncer: &str) -> Result<Option<Beat>> {
+        Ok(self.get(&self.keys.syncer(syncer)).await?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Overwrites a syncer's own beat.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_beat(&self, beat: &Beat) -> Result<()> {
+        self.put(&self.keys.syncer(&beat.syncer), json(beat)).await
+    }
+}

@@ -1,0 +1,364 @@
+//! The large objects of a run, typed: fragment versions, the outer optimiser's states, offers, checkpoints. Each carries a header with the
+//! layout's fingerprint and its content hash; whoever reads checks both, the shape, and that every value is finite.
+
+use super::key::OfferId;
+use super::payload::{self, Chunk, Object, content_hash, cut, join};
+use super::record::{FORMAT, Version};
+use super::run::Bucket;
+use crate::error::{Error, Result};
+use crate::outer::Fragments;
+use crate::policy::CHUNK_ELEMENTS;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use tombolo_engine::Layout;
+
+/// Header of one version of one fragment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FragmentHeader {
+    /// Format number.
+    pub format: u32,
+    /// Fingerprint of layout and fragments.
+    pub layout: String,
+    /// Fragment.
+    pub fragment: usize,
+    /// Round that made it.
+    pub round: u64,
+    /// Content hash.
+    pub hash: String,
+}
+
+/// Header of the outer optimiser's state of one fragment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StateHeader {
+    /// Format number.
+    pub format: u32,
+    /// Fingerprint of layout and fragments.
+    pub layout: String,
+    /// Fragment.
+    pub fragment: usize,
+    /// Round that made it.
+    pub round: u64,
+    /// Vectors of state.
+    pub slots: usize,
+    /// What the policy wants to remember until the fragment's next round.
+    pub memo: Vec<u8>,
+    /// Content hash over the chunks; the memo is covered by the hash in the version, which is over both.
+    pub hash: String,
+}
+
+/// Header of an offer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OfferHeader {
+    /// Format number.
+    pub format: u32,
+    /// Run.
+    pub run: String,
+    /// Fingerprint of layout and fragments.
+    pub layout: String,
+    /// Which offer; the same as its key says.
+    #[serde(flatten)]
+    pub id: OfferId,
+    /// Fragment.
+    pub fragment: usize,
+    /// Round of the version that the island had adopted.
+    pub base: u64,
+    /// Tokens trained on since then.
+    pub tokens: u64,
+    /// Inner steps over the same span.
+    pub steps: u32,
+    /// Hash of the codec that encoded it.
+    pub codec: String,
+    /// Content hash.
+    pub hash: String,
+}
+
+/// An island's place in one fragment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FragmentFacts {
+    /// Round of the version adopted last.
+    pub base: u64,
+    /// Inner steps since then.
+    pub steps: u32,
+    /// Tokens since then.
+    pub tokens: u64,
+}
+
+/// Header of an island's checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointHeader {
+    /// Format number.
+    pub format: u32,
+    /// Fingerprint of layout and fragments.
+    pub layout: String,
+    /// Island.
+    pub island: String,
+    /// Its life.
+    pub incarnation: u64,
+    /// Inner steps over all lives.
+    pub step: u64,
+    /// Tokens over all lives.
+    pub tokens: u64,
+    /// Of those, tokens trained on again.
+    pub tokens_repeated: u64,
+    /// Steps that Adam's moments have seen.
+    pub adam_steps: u64,
+    /// Block of training data in use; none before the first.
+    pub block: Option<u64>,
+    /// Windows of it that are used up.
+    pub windows_used: usize,
+    /// Place in every fragment.
+    pub fragments: Vec<FragmentFacts>,
+    /// Content hash.
+    pub hash: String,
+}
+
+/// A checkpoint, read: header, parameters, first and second moments, each in the arena's order.
+pub type Checkpoint = (CheckpointHeader, Vec<f32>, Vec<f32>, Vec<f32>);
+
+fn lengths(fragments: &Fragments, p: usize) -> Vec<usize> {
+    fragments.tensors(p).map(|t| t.elements()).collect()
+}
+
+/// The most bytes that an object with `values` values in `chunks` chunks can take, with room for framing.
+fn bytes_max(values: usize, chunks: usize) -> u64 {
+    (values as u64) * 5 + (chunks as u64) * 4096 + (1 << 16)
+}
+
+fn chunk_count(lengths: &[usize]) -> usize {
+    lengths.iter().map(|n| n.div_ceil(CHUNK_ELEMENTS)).sum()
+}
+
+fn check_finite(key: &Path, values: &[f32]) -> Result<()> {
+    match values.iter().position(|v| !v.is_finite()) {
+        Some(at) => Err(Error::corrupt(format!("{key}: expected finite values, found {} at {at}", values[at]))),
+        None => Ok(()),
+    }
+}
+
+fn check_same(key: &Path, what: &str, expected: &str, found: &str) -> Result<()> {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(Error::corrupt(format!("{key}: {what}: expected {expected}, found {}", found.escape_debug())))
+    }
+}
+
+fn check_content<H>(key: &Path, object: &Object<H>, stated: &str) -> Result<()> {
+    check_same(key, "content hash", stated, &content_hash(&object.chunks))
+}
+
+/// The hash by which a version names a state: over its content and its memo.
+fn state_hash(content: &str, memo: &[u8]) -> String {
+    let mut text = content.as_bytes().to_vec();
+    text.extend_from_slice(memo);
+    crate::nonce::sha256(&text)
+}
+
+impl Bucket {
+    /// Writes a version of fragment `p` and returns its content hash.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_fragment(&self, fragments: &Fragments, p: usize, round: u64, values: &[f32]) -> Result<String> {
+        let lengths = lengths(fragments, p);
+        let mut hash = payload::ContentHash::default();
+        cut("parameters", &lengths, values, CHUNK_ELEMENTS).for_each(|c| hash.add(&c));
+        let hash = hash.finish();
+        let header =
+            FragmentHeader { format: FORMAT, layout: fragments.fingerprint().into(), fragment: p, round, hash: hash.clone() };
+        let key = self.keys.fragment(p, round, &hash);
+        payload::write(&*self.store, &key, &header, false, cut("parameters", &lengths, values, CHUNK_ELEMENTS)).await?;
+        Ok(hash)
+    }
+
+    /// Reads the version of fragment `p` that the log names. Shape: (elements of p).
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if it is not what the log names.
+    pub async fn fragment(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<Vec<f32>> {
+        let key = self.keys.fragment(p, version.round, &version.hash);
+        let lengths = lengths(fragments, p);
+        let limit = bytes_max(fragments.elements(p), chunk_count(&lengths));
+        let object = payload::read::<FragmentHeader>(&*self.store, &key, limit).await?;
+        check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
+        check_content(&key, &object, &version.hash)?;
+        let values = join(key.as_ref(), "parameters", &lengths, &object.chunks)?;
+        check_finite(&key, &values)?;
+        Ok(values)
+    }
+
+    /// Writes the outer optimiser's state (each slot as long as the fragment) and its memo; returns the hash that names both.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_fragment_state(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        round: u64,
+        slots: &[Vec<f32>],
+        memo: &[u8],
+    ) -> Result<String> {
+        let lengths = lengths(fragments, p);
+        let names: Vec<String> = (0..slots.len()).map(|i| format!("state.{i}")).collect();
+        let chunks = || names.iter().zip(slots).flat_map(|(name, slot)| cut(name, &lengths, slot, CHUNK_ELEMENTS));
+        let mut content = payload::ContentHash::default();
+        chunks().for_each(|c| content.add(&c));
+        let content = content.finish();
+        let hash = state_hash(&content, memo);
+        let header = StateHeader {
+            format: FORMAT,
+            layout: fragments.fingerprint().into(),
+            fragment: p,
+            round,
+            slots: slots.len(),
+            memo: memo.to_vec(),
+            hash: content,
+        };
+        payload::write(&*self.store, &self.keys.fragment_state(p, round, &hash), &header, false, chunks()).await?;
+        Ok(hash)
+    }
+
+    /// Reads the outer optimiser's state beside a version: its slots and its memo; nothing beside an initial version.
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if it is not what the log names.
+    pub async fn fragment_state(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<(Vec<Vec<f32>>, Vec<u8>)> {
+        let Some(hash) = &version.state else { return Ok((Vec::new(), Vec::new())) };
+        let key = self.keys.fragment_state(p, version.round, hash);
+        let lengths = lengths(fragments, p);
+        let limit = bytes_max(8 * fragments.elements(p), 8 * chunk_count(&lengths)) + (1 << 20);
+        let object = payload::read::<StateHeader>(&*self.store, &key, limit).await?;
+        check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
+        check_same(&key, "hash", hash, &state_hash(&content_hash(&object.chunks), &object.header.memo))?;
+        let slots: Result<Vec<Vec<f32>>> = (0..object.header.slots)
+            .map(|i| {
+                let values = join(key.as_ref(), &format!("state.{i}"), &lengths, &object.chunks)?;
+                check_finite(&key, &values)?;
+                Ok(values)
+            })
+            .collect();
+        Ok((slots?, object.header.memo))
+    }
+
+    /// Publishes an offer. Its key belongs to one life of one island in one round, so writing it again writes the same.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_offer(&self, header: &OfferHeader, chunks: Vec<Chunk>) -> Result<u64> {
+        payload::write(&*self.store, &self.keys.offer(&header.id), header, true, chunks.into_iter()).await
+    }
+
+    /// Reads an offer of at most `bytes_max` bytes. Its facts are the island's claims and still have to be checked.
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if it is not an offer, or its bytes are not those its header names.
+    pub async fn offer(&self, id: &OfferId, bytes_max: u64) -> Result<Object<OfferHeader>> {
+        let key = self.keys.offer(id);
+        let object = payload::read::<OfferHeader>(&*self.store, &key, bytes_max).await?;
+        check_content(&key, &object, &object.header.hash)?;
+        Ok(object)
+    }
+
+    /// Writes a checkpoint; `header.hash` is filled in here. Vectors in the arena's order. Shape of each: (elements of the model).
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn put_checkpoint(&self, layout: &Layout, mut header: CheckpointHeader, vectors: [&[f32]; 3]) -> Result<()> {
+        let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
+        let chunks = || {
+            CHECKPOINT_SECTIONS.iter().zip(vectors).flat_map(|(section, values)| cut(section, &lengths, values, CHUNK_ELEMENTS))
+        };
+        let mut hash = payload::ContentHash::default();
+        chunks().for_each(|c| hash.add(&c));
+        header.hash = hash.finish();
+        let key = self.keys.checkpoint(&header.island, header.step);
+        payload::write(&*self.store, &key, &header, false, chunks()).await?;
+        Ok(())
+    }
+
+    /// Steps of an island's checkpoints, ascending.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn checkpoints(&self, island: &str) -> Result<Vec<u64>> {
+        let listed = self.list(&self.keys.checkpoints(island)).await?;
+        Ok(listed.iter().filter_map(|(k, _)| self.keys.parse_checkpoint(k)).collect())
+    }
+
+    /// Reads an island's checkpoint.
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if it is damaged or of another layout.
+    pub async fn checkpoint(&self, layout: &Layout, fragments: &Fragments, island: &str, step: u64) -> Result<Checkpoint> {
+        let key = self.keys.checkpoint(island, step);
+        let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
+        let limit = bytes_max(3 * layout.elements(), 3 * chunk_count(&lengths));
+        let object = payload::read::<CheckpointHeader>(&*self.store, &key, limit).await?;
+        check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
+        check_content(&key, &object, &object.header.hash)?;
+        if object.header.fragments.len() != fragments.count() {
+            let found = object.header.fragments.len();
+            return Err(Error::corrupt(format!("{key}: expected {} fragments, found {found}", fragments.count())));
+        }
+        let mut vectors = Vec::new();
+        for section in CHECKPOINT_SECTIONS {
+            let values = join(key.as_ref(), section, &lengths, &object.chunks)?;
+            check_finite(&key, &values)?;
+            vectors.push(values);
+        }
+        let [parameters, first, second] = <[Vec<f32>; 3]>::try_from(vectors).expect("three sections");
+        Ok((object.header, parameters, first, second))
+    }
+
+    /// Removes all but the newest `keep` checkpoints of an island; the island's own business.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn prune_checkpoints(&self, island: &str, keep: usize) -> Result<()> {
+        let steps = self.checkpoints(island).await?;
+        for &step in steps.iter().take(steps.len().saturating_sub(keep)) {
+            self.delete(&self.keys.checkpoint(island, step)).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes versions of fragment `p`, and their states, made before round `round`, but never `current`.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn prune_fragment(&self, p: usize, round: u64, current: &Version) -> Result<()> {
+        for (key, _) in self.list(&self.keys.fragment_folder(p)).await? {
+            if self.keys.parse_fragment_round(&key).is_some_and(|made| made < round && made != current.round) {
+                self.delete(&key).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the offers of round `round`.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn prune_offers(&self, round: u64) -> Result<()> {
+        for (key, _) in self.list(&self.keys.offers(round)).await? {
+            self.delete(&key).await?;
+        }
+        Ok(())
+    }
+
+    /// The committed model: every fragment in the version that the log names. Shape: (elements of the model), in the arena's order.
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if an object is not what the log names.
+    pub async fn committed(&self, fragments: &Fragments, versions: &[Version]) -> Result<Vec<f32>> {
+        let mut arena = vec![0.0; fragments.elements_total()];
+        for (p, version) in versions.iter().enumerate() {
+            fragments.scatter(p, &self.fragment(fragments, p, version).await?, &mut arena);
+        }
+        Ok(arena)
+    }
+}
+
+/// What a checkpoint holds, in this order.
+const CHECKPOINT_SECTIONS: [&str; 3] = ["parameters", "first_moment", "second_moment"];

@@ -1,0 +1,121 @@
+//! The inner loop as an island sees it: something that takes optimiser steps on blocks of data. The real one trains a transformer on text; tests
+//! and simulations put toys in its place.
+
+use crate::data::{BLOCK_WINDOWS, Blocks, Cursor};
+use crate::error::Result;
+use std::collections::VecDeque;
+use tombolo_engine::{Batch, Trainer};
+
+/// One inner step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stepped {
+    /// Mean loss in nats per token.
+    pub loss: f32,
+    /// Tokens in the batch.
+    pub tokens: u64,
+    /// Of those, tokens that were trained on again because no new block was there.
+    pub repeated: u64,
+}
+
+/// An inner optimiser with its model and its data. Vectors are in the arena's order. Shape of each: (elements of the model).
+pub trait Inner: Send {
+    /// The parameters θ.
+    fn parameters(&self) -> &[f32];
+    /// The parameters, to be overwritten.
+    fn parameters_mut(&mut self) -> &mut [f32];
+    /// Takes one step at this learning rate.
+    ///
+    /// # Errors
+    /// The step is impossible (a batch that does not fit the model).
+    fn step(&mut self, learning_rate: f32) -> Result<Stepped>;
+    /// First moments, second moments and the steps that they have seen.
+    fn moments(&self) -> (&[f32], &[f32], u64);
+    /// Puts moments from a checkpoint in place.
+    ///
+    /// # Errors
+    /// They have another shape.
+    fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()>;
+    /// Where it is in its data: the block and the windows of it that are used up; none before the first block.
+    fn cursor(&self) -> Option<(u64, usize)>;
+    /// Goes on at this place.
+    fn set_cursor(&mut self, block: u64, windows_used: usize);
+    /// Whether another block should be claimed by now.
+    fn wants_block(&self) -> bool;
+    /// A block that was claimed.
+    fn give_block(&mut self, block: u64);
+}
+
+/// Trains a transformer on blocks of text.
+pub struct TextInner {
+    trainer: Trainer,
+    blocks: Blocks,
+    rows: usize,
+    cursor: Option<Cursor>,
+    next: VecDeque<u64>,
+    batch: Vec<u32>,
+}
+
+impl TextInner {
+    /// `rows` windows a batch (B).
+    pub fn new(trainer: Trainer, blocks: Blocks, rows: usize) -> TextInner {
+        let batch = vec![0; rows * (blocks.context() + 1)];
+        TextInner { trainer, blocks, rows, cursor: None, next: VecDeque::new(), batch }
+    }
+}
+
+impl Inner for TextInner {
+    fn parameters(&self) -> &[f32] {
+        self.trainer.parameters()
+    }
+
+    fn parameters_mut(&mut self) -> &mut [f32] {
+        self.trainer.parameters_mut()
+    }
+
+    fn step(&mut self, learning_rate: f32) -> Result<Stepped> {
+        let (rows, context) = (self.rows, self.blocks.context());
+        let mut again = 0usize;
+        let start = self.cursor.or_else(|| self.next.pop_front().map(Cursor::at));
+        // A new island's first block is claimed before its first step; the fallback keeps a step possible whatever happens.
+        let mut cursor = start.unwrap_or(Cursor::at(0));
+        let next = &mut self.next;
+        self.blocks.batch(&mut cursor, rows, &mut self.batch, |used| {
+            next.pop_front().unwrap_or_else(|| {
+                again += 1;
+                used
+            })
+        });
+        let repeated_rows = if again > 0 { cursor.window.min(rows) } else { 0 };
+        self.cursor = Some(cursor);
+        let stats = self.trainer.step(Batch { tokens: &self.batch, batch: rows, context }, learning_rate)?;
+        Ok(Stepped {
+            loss: stats.loss,
+            tokens: (rows * context) as u64,
+            repeated: (repeated_rows * context) as u64,
+        })
+    }
+
+    fn moments(&self) -> (&[f32], &[f32], u64) {
+        self.trainer.moments()
+    }
+
+    fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()> {
+        Ok(self.trainer.set_moments(first, second, steps)?)
+    }
+
+    fn cursor(&self) -> Option<(u64, usize)> {
+        self.cursor.map(|c| (c.block, c.window))
+    }
+
+    fn set_cursor(&mut self, block: u64, windows_used: usize) {
+        self.cursor = Some(Cursor { block, window: windows_used.min(BLOCK_WINDOWS) });
+    }
+
+    fn wants_block(&self) -> bool {
+        self.next.is_empty()
+    }
+
+    fn give_block(&mut self, block: u64) {
+        self.next.push_back(block);
+    }
+}

@@ -1,0 +1,174 @@
+//! Bringing an island into a run: claim a life, read the log, restore, take in what was committed.
+//!
+//! What is restored, in this order of preference: the island's own newest checkpoint (parameters, moments, place in the data); the moments of
+//! the freshest peer's checkpoint; fresh moments. Fragments committed since are taken in whole; where the checkpoint's base is still the
+//! current version, the island's own progress is kept.
+//!
+//! A crash at any point here leaves a claimed life that nobody uses, which is harmless: the next one is newer.
+
+use super::inner::Inner;
+use super::machine::{Machine, Rules};
+use super::stepper::Status;
+use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
+use crate::bucket::{Bucket, FragmentFacts, Ledger, Tail};
+use crate::clock::Duration;
+use crate::error::{Error, Result};
+use crate::event::Sink;
+use crate::outer::Fragments;
+use crate::policy::Policy;
+use std::sync::Arc;
+use tombolo_engine::Layout;
+
+/// Everything that an island is given.
+pub struct Site {
+    /// The run's bucket.
+    pub bucket: Bucket,
+    /// The run's record.
+    pub record: RunRecord,
+    /// Name of the island.
+    pub name: String,
+    /// Layout of the model.
+    pub layout: Layout,
+    /// Fragments of the model.
+    pub fragments: Arc<Fragments>,
+    /// The codec of offers.
+    pub codec: Policy,
+    /// The inner loop; its parameters are overwritten.
+    pub inner: Box<dyn Inner>,
+    /// Where events go.
+    pub sink: Sink,
+    /// Time between two heartbeats.
+    pub beat_every: Duration,
+}
+
+/// An island that is ready to train.
+pub struct Joined {
+    pub(super) site: Site,
+    pub(super) incarnation: u64,
+    pub(super) tail: Tail,
+    pub(super) machine: Machine,
+    pub(super) status: Status,
+    pub(super) base: Vec<f32>,
+}
+
+impl Joined {
+    /// The life that was claimed.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Why the run has ended already, if it has.
+    pub fn stopped(&self) -> Option<&str> {
+        self.machine.stopped()
+    }
+}
+
+/// Brings an island into its run.
+///
+/// # Errors
+/// Unavailable or corrupt bucket; the run has not started; the model's layout is not the run's.
+pub async fn join(mut site: Site) -> Result<Joined> {
+    if site.fragments.fingerprint() != site.record.layout {
+        return Err(Error::invalid(format!(
+            "island {}: the model's layout is {}, the run's is {}; both must come from the same spec",
+            site.name,
+            site.fragments.fingerprint(),
+            site.record.layout
+        )));
+    }
+    let incarnation = site.bucket.claim_incarnation(&site.name).await?;
+    site.bucket.put_card(&card(&site, incarnation, 1, IslandState::Starting)).await?;
+    let empty = Ledger::new(site.fragments.count(), site.record.spec.outer.staleness_max, &site.record.merge.hash);
+    let mut tail = Tail::join(&site.bucket, empty).await?;
+    tail.advance(&site.bucket, usize::MAX).await?;
+    if tail.ledger.versions.is_empty() {
+        return Err(Error::unavailable(format!("run {}: has no start entry in its log yet; try again", site.record.spec.run)));
+    }
+
+    let mut status = Status::default();
+    let mut facts: Vec<FragmentFacts> =
+        (0..site.fragments.count()).map(|_| FragmentFacts { base: u64::MAX, steps: 0, tokens: 0 }).collect();
+    if let Some((header, parameters, first, second)) = newest_checkpoint(&site, &site.name).await? {
+        site.inner.parameters_mut().copy_from_slice(&parameters);
+        site.inner.set_moments(&first, &second, header.adam_steps)?;
+        if let Some(block) = header.block {
+            site.inner.set_cursor(block, header.windows_used);
+        }
+        (status.step, status.tokens, status.tokens_repeated) = (header.step, header.tokens, header.tokens_repeated);
+        facts = header.fragments;
+        site.sink.note(&site.name, format!("life {incarnation} goes on from its checkpoint at step {}", header.step));
+    } else if let Some((peer, header, first, second)) = freshest_peer(&site).await? {
+        site.inner.set_moments(&first, &second, header.adam_steps)?;
+        site.sink.note(&site.name, format!("joins with the moments of {peer} at step {}", header.step));
+    }
+
+    let mut base = vec![0.0; site.fragments.elements_total()];
+    for (p, version) in tail.ledger.versions.clone().iter().enumerate() {
+        let values = site.bucket.fragment(&site.fragments, p, version).await?;
+        site.fragments.scatter(p, &values, &mut base);
+        if facts[p].base != version.round {
+            site.fragments.scatter(p, &values, site.inner.parameters_mut());
+            facts[p] = FragmentFacts { base: version.round, steps: 0, tokens: 0 };
+        }
+    }
+    let outer = &site.record.spec.outer;
+    let rules =
+        Rules { fragments: site.fragments.count(), sync_steps: outer.sync_steps, staleness_max: outer.staleness_max };
+    let mut machine = Machine::new(&site.name, incarnation, rules, &tail.ledger);
+    machine.restore(&facts);
+    if site.inner.cursor().is_none() && machine.stopped().is_none() {
+        let mut block = site.bucket.next_block().await?;
+        while !site.bucket.claim_block(block, &site.name, incarnation).await? {
+            block += 1;
+        }
+        site.inner.give_block(block);
+    }
+    Ok(Joined { site, incarnation, tail, machine, status, base })
+}
+
+/// A heartbeat of an island that is not training yet.
+fn card(site: &Site, incarnation: u64, counter: u64, state: IslandState) -> Card {
+    Card {
+        format: FORMAT,
+        island: site.name.clone(),
+        incarnation,
+        counter,
+        state,
+        layout: site.fragments.fingerprint().to_string(),
+        step: 0,
+        tokens: 0,
+        tokens_repeated: 0,
+        loss: None,
+        tokens_per_s: 0.0,
+        step_ms: 0.0,
+        wait_ratio: 0.0,
+        train_seconds: 0.0,
+        adopted: None,
+        versions: Vec::new(),
+    }
+}
+
+/// An island's newest checkpoint that is whole; a damaged one is passed over with a note.
+async fn newest_checkpoint(site: &Site, island: &str) -> Result<Option<crate::bucket::Checkpoint>> {
+    for step in site.bucket.checkpoints(island).await?.into_iter().rev() {
+        match site.bucket.checkpoint(&site.layout, &site.fragments, island, step).await {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(error) => site.sink.note(&site.name, format!("passes over a checkpoint: {}", error.chain())),
+        }
+    }
+    Ok(None)
+}
+
+/// The moments of the peer that got furthest: its name, its checkpoint's header, first and second moments.
+async fn freshest_peer(site: &Site) -> Result<Option<(String, crate::bucket::CheckpointHeader, Vec<f32>, Vec<f32>)>> {
+    let mut furthest: Option<(u64, String)> = None;
+    for peer in site.bucket.islands().await? {
+        if peer != site.name
+            && let Some(&step) = site.bucket.checkpoints(&peer).await?.last()
+        {
+            furthest = furthest.max(Some((step, peer)));
+        }
+    }
+    let Some((_, peer)) = furthest else { return Ok(None) };
+    Ok(newest_checkpoint(site, &peer).await?.map(|(header, _, first, second)| (peer, header, first, second)))
+}

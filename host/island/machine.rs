@@ -1,0 +1,251 @@
+//! What an island decides, without doing it: which rounds it offers for, which versions it wants, how it takes one in. Pure: no clock, no
+//! store, no randomness.
+//!
+//! Per fragment the island knows its base (the version adopted last) and counts steps and tokens since then. It offers for an open round at a
+//! step boundary, once per round and not more often than every H/P steps, so that a fast island does not run ahead and one that lags joins
+//! the open round. After one of its offers was merged it must take in that version (or a newer one) before it offers the fragment again:
+//! otherwise the same tokens would be merged twice.
+//!
+//! Taking in a version is an overwrite (α = 0) where the island's progress was merged on the way to it. Where it was not (its offer came
+//! late, or it never got to offer), the island keeps its progress on top of the new version: θ ← Θ − Δ, with Δ = base − θ and the counters
+//! kept, so that nothing is lost and everything goes out with the next offer. Progress from too old a base is dropped.
+
+use crate::bucket::record::{Commit, Fate, Version};
+use crate::bucket::{FragmentFacts, Ledger};
+use std::collections::BTreeSet;
+
+/// The outer loop's numbers that an island needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rules {
+    /// P.
+    pub fragments: usize,
+    /// H.
+    pub sync_steps: usize,
+    /// Most versions that an offer's base may be behind.
+    pub staleness_max: u64,
+}
+
+/// An offer that is to be made now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due {
+    /// For which round.
+    pub round: u64,
+    /// Its fragment.
+    pub fragment: usize,
+    /// Base, steps and tokens.
+    pub facts: FragmentFacts,
+}
+
+/// How a version is taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adoption {
+    /// θ ← Θ, counters to zero.
+    Overwrite,
+    /// θ ← Θ − Δ with Δ = base − θ, counters kept.
+    Rebase,
+    /// It is not newer than what the island holds.
+    Ignore,
+}
+
+/// What a commit means for this island.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settled {
+    /// Fragment of the offer that has its fate.
+    pub fragment: usize,
+    /// Its round.
+    pub round: u64,
+    /// Whether it was merged.
+    pub merged: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Place {
+    facts: FragmentFacts,
+    current: Version,
+    outstanding: Option<u64>,
+    merged: Option<u64>,
+}
+
+/// The island's decisions.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    island: String,
+    incarnation: u64,
+    rules: Rules,
+    places: Vec<Place>,
+    open: std::ops::Range<u64>,
+    offered: BTreeSet<u64>,
+    credit: f64,
+    tokens_merged: u64,
+    adopted: Option<u64>,
+    stopped: Option<String>,
+}
+
+impl Machine {
+    /// An island that holds nothing yet; [`Machine::restore`] or [`Machine::adopt`] says what it holds.
+    ///
+    /// # Panics
+    /// The log has not started.
+    pub fn new(island: &str, incarnation: u64, rules: Rules, ledger: &Ledger) -> Machine {
+        assert_eq!(ledger.versions.len(), rules.fragments, "the log has started with one version per fragment");
+        let merged = ledger.merged_rounds.get(island);
+        let places = ledger.versions.iter().enumerate().map(|(p, version)| Place {
+            facts: FragmentFacts { base: p as u64, steps: 0, tokens: 0 },
+            current: version.clone(),
+            outstanding: None,
+            merged: merged.and_then(|m| m.get(&(p as u64))).copied(),
+        });
+        Machine {
+            island: island.to_string(),
+            incarnation,
+            rules,
+            places: places.collect(),
+            open: ledger.open_rounds(),
+            offered: BTreeSet::new(),
+            credit: 0.0,
+            tokens_merged: ledger.tokens(),
+            adopted: None,
+            stopped: ledger.stopped.clone(),
+        }
+    }
+
+    /// The island holds parameters with these facts per fragment (from a checkpoint).
+    pub fn restore(&mut self, facts: &[FragmentFacts]) {
+        for (place, facts) in self.places.iter_mut().zip(facts) {
+            place.facts = *facts;
+        }
+    }
+
+    /// Takes in a valid commit. Returns the fate of this island's offer for that round, if it made one.
+    pub fn commit(&mut self, commit: &Commit, window: u64) -> Option<Settled> {
+        let p = (commit.round % self.rules.fragments as u64) as usize;
+        self.open = commit.round + 1..commit.round + 1 + window.clamp(1, self.rules.fragments as u64);
+        self.offered = self.offered.split_off(&self.open.start);
+        self.tokens_merged = commit.tokens;
+        let place = &mut self.places[p];
+        place.current = commit.made.clone();
+        // Any life's merge counts: a new life must not offer what its last one already brought in.
+        let merged = commit.offers.iter().any(|o| o.id.island == self.island && o.fate == Fate::Merged);
+        if merged {
+            place.merged = Some(commit.round);
+        }
+        let mine = commit
+            .offers
+            .iter()
+            .any(|o| o.id.island == self.island && o.id.incarnation == self.incarnation && o.fate == Fate::Merged);
+        // Rounds are committed in order, and an offer is merged in its own round or never.
+        let round = place.outstanding.take_if(|round| *round <= commit.round)?;
+        Some(Settled { fragment: p, round, merged: mine && round == commit.round })
+    }
+
+    /// The run has ended.
+    pub fn stop(&mut self, reason: &str) {
+        self.stopped = Some(reason.to_string());
+    }
+
+    /// Why the run has ended, if it has.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stopped.as_deref()
+    }
+
+    /// One inner step was taken with this many tokens.
+    pub fn stepped(&mut self, tokens: u64) {
+        for place in &mut self.places {
+            place.facts.steps += 1;
+            place.facts.tokens += tokens;
+        }
+        let a_step = self.rules.fragments as f64 / self.rules.sync_steps as f64;
+        self.credit = (self.credit + a_step).min(a_step.max(1.0));
+    }
+
+    /// The next offer that is due at this step boundary, which is thereby taken as made. With `draining`, the distance to the last offer is
+    /// not kept: whatever is open goes out.
+    pub fn offer_due(&mut self, draining: bool) -> Option<Due> {
+        if self.stopped.is_some() || (self.credit < 1.0 - 1e-9 && !draining) {
+            return None;
+        }
+        for round in self.open.clone() {
+            let p = (round % self.rules.fragments as u64) as usize;
+            let place = &mut self.places[p];
+            let facts = place.facts;
+            let behind = (place.current.round - facts.base.min(place.current.round)) / self.rules.fragments as u64;
+            let fit = !self.offered.contains(&round)
+                && place.outstanding.is_none()
+                && facts.steps > 0
+                && facts.tokens > 0
+                && place.merged.is_none_or(|merged| merged <= facts.base)
+                && behind <= self.rules.staleness_max;
+            if fit {
+                place.outstanding = Some(round);
+                self.offered.insert(round);
+                self.credit = (self.credit - 1.0).max(0.0);
+                return Some(Due { round, fragment: p, facts });
+            }
+        }
+        None
+    }
+
+    /// The offer for `round` could not be published; its progress goes out with the next one.
+    pub fn offer_dropped(&mut self, round: u64) {
+        for place in &mut self.places {
+            place.outstanding.take_if(|r| *r == round);
+        }
+    }
+
+    /// Whether round `round` can still be offered for.
+    pub fn is_open(&self, round: u64) -> bool {
+        self.open.contains(&round) && self.stopped.is_none()
+    }
+
+    /// Versions newer than what the island holds, oldest round first.
+    pub fn wanted(&self) -> Vec<(usize, Version)> {
+        let mut wanted: Vec<_> = self
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| place.current.round > place.facts.base)
+            .map(|(p, place)| (p, place.current.clone()))
+            .collect();
+        wanted.sort_by_key(|(_, version)| version.round);
+        wanted
+    }
+
+    /// Whether version `round` of fragment `p` is still the one wanted.
+    pub fn is_current(&self, p: usize, round: u64) -> bool {
+        self.places[p].current.round == round
+    }
+
+    /// The version of fragment `p` from round `round` has been taken in now; says how the values must be combined.
+    pub fn adopt(&mut self, p: usize, round: u64) -> Adoption {
+        let place = &mut self.places[p];
+        let base = place.facts.base;
+        if round <= base {
+            return Adoption::Ignore;
+        }
+        let too_old = (round - base) / self.rules.fragments as u64 > self.rules.staleness_max + 1;
+        let merged = place.merged.is_some_and(|merged| merged > base);
+        self.adopted = self.adopted.max(Some(round));
+        place.facts.base = round;
+        if merged || too_old || place.facts.steps == 0 {
+            place.facts = FragmentFacts { base: round, steps: 0, tokens: 0 };
+            Adoption::Overwrite
+        } else {
+            Adoption::Rebase
+        }
+    }
+
+    /// Tokens merged by the run, as far as this island has read.
+    pub fn tokens_merged(&self) -> u64 {
+        self.tokens_merged
+    }
+
+    /// Newest round taken in.
+    pub fn adopted(&self) -> Option<u64> {
+        self.adopted
+    }
+
+    /// Base, steps and tokens per fragment.
+    pub fn facts(&self) -> Vec<FragmentFacts> {
+        self.places.iter().map(|p| p.facts).collect()
+    }
+}

@@ -1,0 +1,148 @@
+//! Runs an island until its run ends or it is told to drain.
+
+use super::join::Joined;
+use super::stepper::{CheckpointJob, Shared, Status, Stepper, Turn};
+use super::task::Crew;
+use crate::bucket::record::IslandState;
+use crate::clock::{self, Duration};
+use crate::error::{Error, Result};
+use crate::outer::Feedback;
+use std::future::Future;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinSet;
+
+/// Offers that may wait for the codec.
+const OFFERS_MAX: usize = 4;
+/// How long an ending island waits for its last transfers.
+const FLUSH: Duration = Duration::from_secs(20);
+
+/// How the training loop is driven.
+#[derive(Debug, Clone, Copy)]
+pub enum Drive {
+    /// On a thread of its own, as fast as it goes.
+    Thread,
+    /// Inside a task, one step each time this much (virtual) time has passed.
+    Virtual(Duration),
+}
+
+/// How an island ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Why the run has ended; none if the island was drained.
+    pub stopped: Option<String>,
+    /// Where the training loop stood.
+    pub status: Status,
+}
+
+/// Runs the island until the run ends or `drain` completes; then publishes what is open, writes a checkpoint and returns.
+///
+/// # Errors
+/// Fenced if a newer life of this island was claimed; invalid if an inner step is impossible.
+pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> Result<Outcome> {
+    let Joined { site, incarnation, tail, machine, status, base } = joined;
+    let spec = &site.record.spec;
+    let shared = Arc::new(Shared::new(machine, status));
+    let crew = Arc::new(Crew {
+        bucket: site.bucket,
+        shared: shared.clone(),
+        layout: site.layout,
+        fragments: site.fragments.clone(),
+        name: site.name,
+        run: spec.run.clone(),
+        incarnation,
+        codec: site.codec,
+        codec_config: site.record.codec.config.clone().into_bytes(),
+        feedback: Mutex::new(Feedback::new(site.fragments.count())),
+        news: Notify::new(),
+        sink: site.sink,
+        beat_every: site.beat_every,
+        checkpoints_kept: spec.keep.checkpoints,
+    });
+    let (offers, offers_out) = mpsc::channel(OFFERS_MAX);
+    let (checkpoints, checkpoints_out) = mpsc::channel(1);
+    let mut beside = JoinSet::new();
+    beside.spawn(crew.clone().follow(tail));
+    beside.spawn(crew.clone().fetch());
+    beside.spawn(crew.clone().beat());
+    beside.spawn(crew.clone().claim());
+    let mut flush = JoinSet::new();
+    flush.spawn(crew.clone().publish(offers_out));
+    flush.spawn(crew.clone().checkpoint(checkpoints_out));
+
+    let stepper = Stepper::new(
+        site.inner,
+        base,
+        site.fragments,
+        shared.clone(),
+        spec.schedule(),
+        offers,
+        checkpoints,
+        Duration::from_secs(spec.keep.checkpoint_seconds),
+    );
+    let ended = train(stepper, drive, shared.clone());
+    tokio::pin!(ended);
+    tokio::pin!(drain);
+    let job = tokio::select! {
+        biased;
+        job = &mut ended => job,
+        () = &mut drain => {
+            shared.drain.store(true, Ordering::Relaxed);
+            ended.await
+        }
+    }?;
+    // The loop's senders are gone with it, so these two end when they have sent what was left.
+    let flushed = clock::timeout(FLUSH, async { while flush.join_next().await.is_some() {} }).await;
+    if flushed.is_err() {
+        crew.sink.note(&crew.name, "ends without its last transfers: the bucket does not answer");
+    }
+    let fenced = shared.fenced.load(Ordering::Relaxed);
+    beside.abort_all();
+    while beside.join_next().await.is_some() {}
+    if fenced {
+        return Err(Error::fenced(format!("island {}: life {incarnation} ended because a newer one was claimed", crew.name)));
+    }
+    match clock::timeout(FLUSH, crew.write_checkpoint(job)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => crew.sink.note(&crew.name, format!("ends without a last checkpoint: {}", error.chain())),
+        Err(_) => crew.sink.note(&crew.name, "ends without a last checkpoint: the bucket does not answer"),
+    }
+    let card = crew.card(u64::from(u32::MAX), IslandState::Done);
+    crew.report(&card);
+    let _ = clock::timeout(Duration::from_secs(5), crew.bucket.put_card(&card)).await;
+    let stopped = shared.machine().stopped().map(str::to_string);
+    Ok(Outcome { stopped, status: shared.status() })
+}
+
+/// Drives the training loop to its end and returns what a last checkpoint holds.
+async fn train(mut stepper: Stepper, drive: Drive, shared: Arc<Shared>) -> Result<CheckpointJob> {
+    match drive {
+        Drive::Virtual(step) => {
+            while stepper.turn()? == Turn::Stepped {
+                clock::sleep(step).await;
+            }
+            Ok(stepper.checkpoint_job())
+        }
+        Drive::Thread => {
+            let (done, result) = oneshot::channel();
+            let body = move || {
+                let outcome = loop {
+                    match stepper.turn() {
+                        Ok(Turn::Stepped) => {}
+                        Ok(Turn::Ended) => break Ok(stepper.checkpoint_job()),
+                        Err(error) => break Err(error),
+                    }
+                };
+                drop(stepper);
+                let _ = done.send(outcome);
+            };
+            std::thread::Builder::new()
+                .name("train".into())
+                .spawn(body)
+                .map_err(|e| Error::unavailable("no thread for the training loop").because(e))?;
+            drop(shared);
+            result.await.map_err(|_| Error::bug("the training loop panicked"))?
+        }
+    }
+}

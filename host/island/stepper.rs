@@ -1,0 +1,308 @@
+//! The training loop of an island: step boundary, inner step, step boundary. It never waits for anything: adoptions lie ready in memory, offers
+//! and checkpoints are handed on through bounded queues and skipped where a queue is full, blocks of data are claimed ahead and repeated where
+//! none is there.
+//!
+//! The same code runs on a thread of its own (a real island) and inside a task on virtual time (a simulation).
+
+use super::inner::Inner;
+use super::machine::{Adoption, Due, Machine};
+use crate::clock::{self, Duration, Instant};
+use crate::error::Result;
+use crate::outer::{Fragments, norm};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+use tombolo_engine::Schedule;
+
+/// A pseudo-gradient on its way to the codec.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Round, fragment, base, steps, tokens.
+    pub due: Due,
+    /// Δ = base − θ. Shape: (elements of the fragment).
+    pub delta: Vec<f32>,
+}
+
+/// Everything that a checkpoint holds, copied at one step boundary.
+#[derive(Debug)]
+pub struct CheckpointJob {
+    /// Inner steps over all lives.
+    pub step: u64,
+    /// Tokens over all lives.
+    pub tokens: u64,
+    /// Of those, repeated.
+    pub tokens_repeated: u64,
+    /// Place in the data.
+    pub cursor: Option<(u64, usize)>,
+    /// Place in every fragment.
+    pub fragments: Vec<crate::bucket::FragmentFacts>,
+    /// θ.
+    pub parameters: Vec<f32>,
+    /// Adam's first moment.
+    pub first: Vec<f32>,
+    /// Adam's second moment.
+    pub second: Vec<f32>,
+    /// Steps that the moments have seen.
+    pub adam_steps: u64,
+}
+
+/// What others may know of the training loop at any time.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    /// Inner steps over all lives.
+    pub step: u64,
+    /// Tokens over all lives.
+    pub tokens: u64,
+    /// Of those, repeated.
+    pub tokens_repeated: u64,
+    /// Training loss, smoothed over about 20 steps.
+    pub loss: Option<f32>,
+    /// Milliseconds of a whole turn, smoothed.
+    pub step_ms: f32,
+    /// Tokens per second, smoothed.
+    pub tokens_per_s: f32,
+    /// Time in this life's training loop.
+    pub total: Duration,
+    /// Of that, time outside inner steps.
+    pub outside: Duration,
+    /// Longest time between two inner steps.
+    pub outside_max: Duration,
+    /// Offers that were not made because the queue was full or the values were not finite.
+    pub offers_dropped: u64,
+}
+
+impl Status {
+    /// Share of the time that the island was not stepping.
+    pub fn wait_ratio(&self) -> f32 {
+        if self.total.is_zero() { 0.0 } else { self.outside.as_secs_f32() / self.total.as_secs_f32() }
+    }
+}
+
+/// What the training loop and the tasks around it share. Locks are held for copies of small things only.
+#[derive(Debug)]
+pub struct Shared {
+    machine: Mutex<Machine>,
+    /// Versions that are ready to be taken in, per fragment: round and values.
+    inbox: Mutex<BTreeMap<usize, (u64, Vec<f32>)>>,
+    blocks: Mutex<Vec<u64>>,
+    status: Mutex<Status>,
+    /// Publish what is open, then end.
+    pub drain: AtomicBool,
+    /// A newer life of this island has been claimed: end at once, write nothing more.
+    pub fenced: AtomicBool,
+    /// Another block of data should be claimed.
+    pub wants_block: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere already ends the process with its message; what the lock guards is still whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Around a machine.
+    pub fn new(machine: Machine, status: Status) -> Shared {
+        Shared {
+            machine: Mutex::new(machine),
+            inbox: Mutex::default(),
+            blocks: Mutex::default(),
+            status: Mutex::new(status),
+            drain: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+            wants_block: AtomicBool::new(true),
+        }
+    }
+
+    /// The decisions.
+    pub fn machine(&self) -> MutexGuard<'_, Machine> {
+        lock(&self.machine)
+    }
+
+    /// A copy of the status.
+    pub fn status(&self) -> Status {
+        lock(&self.status).clone()
+    }
+
+    /// A version is ready to be taken in; an older one of the same fragment is dropped.
+    pub fn deliver(&self, p: usize, round: u64, values: Vec<f32>) {
+        let mut inbox = lock(&self.inbox);
+        if inbox.get(&p).is_none_or(|(there, _)| *there < round) {
+            inbox.insert(p, (round, values));
+        }
+    }
+
+    /// Whether this version, or a newer one, already lies ready.
+    pub fn is_delivered(&self, p: usize, round: u64) -> bool {
+        lock(&self.inbox).get(&p).is_some_and(|(there, _)| *there >= round)
+    }
+
+    /// A block of data was claimed.
+    pub fn give_block(&self, block: u64) {
+        lock(&self.blocks).push(block);
+    }
+}
+
+/// What a turn of the training loop came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// A step was taken.
+    Stepped,
+    /// The run has ended, or the island was drained; nothing more to do.
+    Ended,
+}
+
+/// The training loop.
+pub struct Stepper {
+    inner: Box<dyn Inner>,
+    /// Θ as adopted last, per fragment, in the arena's order. Shape: (elements of the model).
+    base: Vec<f32>,
+    fragments: Arc<Fragments>,
+    shared: Arc<Shared>,
+    schedule: Schedule,
+    offers: mpsc::Sender<Snapshot>,
+    checkpoints: mpsc::Sender<CheckpointJob>,
+    checkpoint_every: Duration,
+    checkpointed_at: Instant,
+    boundary_at: Instant,
+}
+
+impl Stepper {
+    /// A loop over `inner`, whose fragments were adopted as `base` says.
+    #[allow(clippy::too_many_arguments)] // built in one place, each part with its own owner
+    pub fn new(
+        inner: Box<dyn Inner>,
+        base: Vec<f32>,
+        fragments: Arc<Fragments>,
+        shared: Arc<Shared>,
+        schedule: Schedule,
+        offers: mpsc::Sender<Snapshot>,
+        checkpoints: mpsc::Sender<CheckpointJob>,
+        checkpoint_every: Duration,
+    ) -> Stepper {
+        let now = clock::now();
+        Stepper {
+            inner,
+            base,
+            fragments,
+            shared,
+            schedule,
+            offers,
+            checkpoints,
+            checkpoint_every,
+            checkpointed_at: now,
+            boundary_at: now,
+        }
+    }
+
+    /// One step boundary and, unless the island is to end, one inner step.
+    ///
+    /// # Errors
+    /// The inner step is impossible.
+    pub fn turn(&mut self) -> Result<Turn> {
+        let draining = self.shared.drain.load(Ordering::Relaxed);
+        self.adopt();
+        self.offer(draining);
+        let stopped = self.shared.machine().stopped().is_some();
+        if stopped || draining || self.shared.fenced.load(Ordering::Relaxed) {
+            return Ok(Turn::Ended);
+        }
+        if clock::now() - self.checkpointed_at >= self.checkpoint_every {
+            self.checkpoint();
+        }
+        for block in std::mem::take(&mut *lock(&self.shared.blocks)) {
+            self.inner.give_block(block);
+        }
+        let learning_rate = self.schedule.at(self.shared.machine().tokens_merged());
+        let started = clock::now();
+        let stepped = self.inner.step(learning_rate)?;
+        let ended = clock::now();
+        self.shared.wants_block.store(self.inner.wants_block(), Ordering::Relaxed);
+        self.shared.machine().stepped(stepped.tokens);
+        let (outside, total) = (started - self.boundary_at, ended - self.boundary_at);
+        self.boundary_at = ended;
+        let mut status = lock(&self.shared.status);
+        status.step += 1;
+        status.tokens += stepped.tokens;
+        status.tokens_repeated += stepped.repeated;
+        status.loss = Some(status.loss.map_or(stepped.loss, |old| old + 0.05 * (stepped.loss - old)));
+        status.total += total;
+        status.outside += outside;
+        status.outside_max = status.outside_max.max(outside);
+        let ms = clock::ms(total) as f32;
+        status.step_ms = if status.step_ms == 0.0 { ms } else { status.step_ms + 0.1 * (ms - status.step_ms) };
+        status.tokens_per_s = stepped.tokens as f32 * 1000.0 / status.step_ms.max(1e-3);
+        Ok(Turn::Stepped)
+    }
+
+    /// Takes in every version that lies ready.
+    fn adopt(&mut self) {
+        let ready = std::mem::take(&mut *lock(&self.shared.inbox));
+        for (p, (round, values)) in ready {
+            let adoption = self.shared.machine().adopt(p, round);
+            let mut at = 0;
+            for range in self.fragments.ranges(p) {
+                let new = &values[at..at + range.len()];
+                at += range.len();
+                let base = &mut self.base[range.clone()];
+                let parameters = &mut self.inner.parameters_mut()[range];
+                match adoption {
+                    Adoption::Ignore => {}
+                    Adoption::Overwrite => parameters.copy_from_slice(new),
+                    Adoption::Rebase => {
+                        for ((theta, base), new) in parameters.iter_mut().zip(&*base).zip(new) {
+                            *theta = new - (base - *theta);
+                        }
+                    }
+                }
+                if adoption != Adoption::Ignore {
+                    base.copy_from_slice(new);
+                }
+            }
+        }
+    }
+
+    fn offer(&mut self, draining: bool) {
+        loop {
+            // Asked first: an offer for which there is no room must not use up its round.
+            let permit = match self.offers.try_reserve() {
+                Ok(permit) => permit,
+                Err(_) => return,
+            };
+            let Some(due) = self.shared.machine().offer_due(draining) else { return };
+            let delta = self.fragments.pseudo_gradient(due.fragment, &self.base, self.inner.parameters());
+            if norm(&delta).is_finite() {
+                permit.send(Snapshot { due, delta });
+            } else {
+                self.shared.machine().offer_dropped(due.round);
+                lock(&self.shared.status).offers_dropped += 1;
+            }
+        }
+    }
+
+    fn checkpoint(&mut self) {
+        if self.checkpoints.capacity() > 0 {
+            self.checkpointed_at = clock::now();
+            let job = self.checkpoint_job();
+            // The only sender, and there is room.
+            let _ = self.checkpoints.try_send(job);
+        }
+    }
+
+    /// Copies everything that a checkpoint holds.
+    pub fn checkpoint_job(&self) -> CheckpointJob {
+        let status = self.shared.status();
+        let (first, second, adam_steps) = self.inner.moments();
+        CheckpointJob {
+            step: status.step,
+            tokens: status.tokens,
+            tokens_repeated: status.tokens_repeated,
+            cursor: self.inner.cursor(),
+            fragments: self.shared.machine().facts(),
+            parameters: self.inner.parameters().to_vec(),
+            first: first.to_vec(),
+            second: second.to_vec(),
+            adam_steps,
+        }
+    }
+}

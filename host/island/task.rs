@@ -1,0 +1,348 @@
+//! The transfers of an island, beside its training loop. Each task owns one kind of object; each retries by itself and gives up only with the
+//! process. What cannot be sent is dropped (its progress goes out with a later offer), what cannot be fetched is asked for again.
+
+use super::stepper::{CheckpointJob, Shared, Snapshot};
+use crate::bucket::payload::{Chunk, Data, content_hash};
+use crate::bucket::record::{Body, Card, FORMAT, IslandState};
+use crate::bucket::{Bucket, CheckpointHeader, OfferHeader, OfferId, Tail};
+use crate::clock::{self, Duration};
+use crate::error::{Error, Result};
+use crate::event::{Event, Sink};
+use crate::outer::{Feedback, Fragments};
+use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor, TensorKind};
+use futures::future::join_all;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{Notify, mpsc};
+use tombolo_engine::Layout;
+
+/// Fragments that are fetched at once.
+const FETCHES_MAX: usize = 4;
+/// Entries that are read before what they say is acted on.
+const ENTRIES_MAX: usize = 256;
+
+/// What the tasks of an island share.
+pub(super) struct Crew {
+    pub bucket: Bucket,
+    pub shared: Arc<Shared>,
+    pub layout: Layout,
+    pub fragments: Arc<Fragments>,
+    pub name: String,
+    pub run: String,
+    pub incarnation: u64,
+    pub codec: Policy,
+    pub codec_config: Vec<u8>,
+    pub feedback: Mutex<Feedback>,
+    pub news: Notify,
+    pub sink: Sink,
+    pub beat_every: Duration,
+    pub checkpoints_kept: usize,
+}
+
+/// The tensors of fragment `p` as policies see them.
+pub(crate) fn policy_tensors(fragments: &Fragments, p: usize) -> Vec<Tensor> {
+    fragments
+        .tensors(p)
+        .map(|t| Tensor {
+            name: t.name.clone(),
+            shape: t.shape.iter().map(|&d| d as u32).collect(),
+            kind: match t.kind {
+                tombolo_engine::TensorKind::Embedding => TensorKind::Embedding,
+                tombolo_engine::TensorKind::Head => TensorKind::Head,
+                tombolo_engine::TensorKind::Matrix => TensorKind::Matrix,
+                tombolo_engine::TensorKind::Vector => TensorKind::Vector,
+            },
+        })
+        .collect()
+}
+
+impl Crew {
+    fn poll_every(&self) -> Duration {
+        let step = Duration::from_secs_f32(self.shared.status().step_ms / 1000.0);
+        (step / 5).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    fn feedback(&self) -> std::sync::MutexGuard<'_, Feedback> {
+        self.feedback.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says once that something fails, and once that it works again.
+    fn trouble(&self, failing: &mut bool, result: std::result::Result<(), &Error>) {
+        match result {
+            Err(error) if !*failing => self.sink.note(&self.name, format!("goes on alone: {}", error.chain())),
+            Ok(()) if *failing => self.sink.note(&self.name, "reaches the bucket again"),
+            _ => {}
+        }
+        *failing = result.is_err();
+    }
+
+    /// Follows the log.
+    pub async fn follow(self: Arc<Crew>, mut tail: Tail) {
+        let mut failing = false;
+        loop {
+            match tail.advance(&self.bucket, ENTRIES_MAX).await {
+                Ok(entries) => {
+                    self.trouble(&mut failing, Ok(()));
+                    for entry in &entries {
+                        match entry {
+                            Ok(entry) => self.take_in(entry, tail.ledger.window),
+                            Err(violation) => self.sink.note(&self.name, violation.to_string()),
+                        }
+                    }
+                    if !entries.is_empty() {
+                        self.news.notify_one();
+                    }
+                }
+                Err(error) => self.trouble(&mut failing, Err(&error)),
+            }
+            clock::sleep(self.poll_every()).await;
+        }
+    }
+
+    fn take_in(&self, entry: &crate::bucket::record::Entry, window: u64) {
+        match &entry.body {
+            Body::Commit(commit) => {
+                let settled = self.shared.machine().commit(commit, window);
+                if let Some(settled) = settled {
+                    self.feedback().decided(settled.fragment, settled.merged);
+                }
+            }
+            Body::Stop { reason } => self.shared.machine().stop(reason),
+            Body::Start { .. } | Body::Term { .. } => {}
+        }
+    }
+
+    /// Fetches every version that the island wants.
+    pub async fn fetch(self: Arc<Crew>) {
+        let mut failing = false;
+        loop {
+            let mut wanted = self.shared.machine().wanted();
+            wanted.retain(|(p, version)| !self.shared.is_delivered(*p, version.round));
+            wanted.truncate(FETCHES_MAX);
+            if wanted.is_empty() {
+                // A boundary that takes in an older version makes the current one wanted again, without news.
+                let _ = clock::timeout(Duration::from_secs(1), self.news.notified()).await;
+                continue;
+            }
+            let fetched = join_all(wanted.iter().map(|(p, version)| self.bucket.fragment(&self.fragments, *p, version))).await;
+            let mut result = Ok(());
+            for ((p, version), values) in wanted.iter().zip(fetched) {
+                match values {
+                    Ok(values) => self.shared.deliver(*p, version.round, values),
+                    // An old version may have been collected meanwhile; a newer one is wanted then.
+                    Err(error) if self.shared.machine().is_current(*p, version.round) => result = Err(error),
+                    Err(_) => {}
+                }
+            }
+            self.trouble(&mut failing, result.as_ref().map(|_| ()));
+            if result.is_err() {
+                clock::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+
+    /// Encodes and publishes offers until the training loop ends.
+    pub async fn publish(self: Arc<Crew>, mut offers: mpsc::Receiver<Snapshot>) {
+        let mut failing = false;
+        while let Some(snapshot) = offers.recv().await {
+            let round = snapshot.due.round;
+            let (header, chunks) = match self.encode(snapshot) {
+                Ok(encoded) => encoded,
+                Err(error) => {
+                    self.sink.note(&self.name, format!("offer for round {round} dropped: {}", error.chain()));
+                    self.shared.machine().offer_dropped(round);
+                    continue;
+                }
+            };
+            let mut pause = Duration::from_millis(50);
+            loop {
+                match self.bucket.put_offer(&header, chunks.clone()).await {
+                    Ok(_) => {
+                        self.trouble(&mut failing, Ok(()));
+                        break;
+                    }
+                    Err(error) => {
+                        self.trouble(&mut failing, Err(&error));
+                        if !self.shared.machine().is_open(round) {
+                            self.shared.machine().offer_dropped(round);
+                            break;
+                        }
+                        clock::sleep(pause).await;
+                        pause = (pause * 2).min(Duration::from_secs(2));
+                    }
+                }
+            }
+        }
+    }
+
+    fn encode(&self, snapshot: Snapshot) -> Result<(OfferHeader, Vec<Chunk>)> {
+        let Snapshot { due, mut delta } = snapshot;
+        let failed = |e: crate::policy::Error| Error::invalid("the codec cannot encode it").because(e);
+        let p = due.fragment;
+        let tensors = policy_tensors(&self.fragments, p);
+        let mut codec = Codec::open(&self.codec, &self.codec_config, &tensors).map_err(failed)?;
+        let decay = codec.traits().feedback_decay;
+        if let Some(decay) = decay {
+            self.feedback().add(p, decay, &mut delta);
+        }
+        let mut residual = Vec::new();
+        let mut chunks = Vec::new();
+        let mut start = 0usize;
+        for (tensor, t) in tensors.iter().enumerate() {
+            let length = t.elements() as usize;
+            for offset in (0..length).step_by(CHUNK_ELEMENTS) {
+                let values = &delta[start + offset..start + length.min(offset + CHUNK_ELEMENTS)];
+                let at = At { tensor: tensor as u32, offset: offset as u64 };
+                let bytes = codec.encode(at, values).map_err(failed)?;
+                if decay.is_some() {
+                    let decoded = codec.decode(at, &bytes, values.len()).map_err(failed)?;
+                    residual.extend(values.iter().zip(&decoded).map(|(v, d)| v - d));
+                }
+                chunks.push(Chunk {
+                    section: "offer".to_string(),
+                    tensor: tensor as u32,
+                    offset: offset as u64,
+                    elements: values.len() as u32,
+                    data: Data::Encoded(bytes),
+                });
+            }
+            start += length;
+        }
+        if decay.is_some() {
+            self.feedback().offered(p, residual);
+        }
+        let header = OfferHeader {
+            format: FORMAT,
+            run: self.run.clone(),
+            layout: self.fragments.fingerprint().to_string(),
+            id: OfferId { round: due.round, island: self.name.clone(), incarnation: self.incarnation },
+            fragment: p,
+            base: due.facts.base,
+            tokens: due.facts.tokens,
+            steps: due.facts.steps,
+            codec: self.codec.hash().to_string(),
+            hash: content_hash(&chunks),
+        };
+        Ok((header, chunks))
+    }
+
+    /// The heartbeat as of now.
+    pub fn card(&self, counter: u64, state: IslandState) -> Card {
+        let status = self.shared.status();
+        let machine = self.shared.machine();
+        Card {
+            format: FORMAT,
+            island: self.name.clone(),
+            incarnation: self.incarnation,
+            counter,
+            state,
+            layout: self.fragments.fingerprint().to_string(),
+            step: status.step,
+            tokens: status.tokens,
+            tokens_repeated: status.tokens_repeated,
+            loss: status.loss,
+            tokens_per_s: status.tokens_per_s,
+            step_ms: status.step_ms,
+            wait_ratio: status.wait_ratio(),
+            train_seconds: status.total.as_secs_f32(),
+            adopted: machine.adopted(),
+            versions: machine.facts().iter().map(|f| f.base).collect(),
+        }
+    }
+
+    /// Says how the island stands.
+    pub fn report(&self, card: &Card) {
+        self.sink.emit(Event::Island {
+            island: card.island.clone(),
+            state: card.state,
+            step: card.step,
+            tokens: card.tokens,
+            loss: card.loss,
+            tokens_per_s: card.tokens_per_s,
+            adopted: card.adopted,
+            wait_ratio: card.wait_ratio,
+            train_seconds: card.train_seconds,
+        });
+    }
+
+    /// Beats, and notices when a newer life of this island was claimed.
+    pub async fn beat(self: Arc<Crew>) {
+        for counter in 2u64.. {
+            let state = if self.shared.drain.load(Ordering::Relaxed) { IslandState::Draining } else { IslandState::Training };
+            let card = self.card(counter, state);
+            self.report(&card);
+            // A beat that does not get through is missed, not repeated: the next one is fresher.
+            let beat = clock::timeout(self.beat_every * 5, self.bucket.put_card(&card)).await;
+            if let Ok(Ok(())) = beat
+                && counter % 4 == 0
+                && let Ok(newest) = self.bucket.newest_incarnation(&self.name).await
+                && newest > self.incarnation
+            {
+                self.sink.note(&self.name, format!("life {} ends: life {newest} has been claimed", self.incarnation));
+                self.shared.fenced.store(true, Ordering::Relaxed);
+                return;
+            }
+            clock::sleep(self.beat_every).await;
+        }
+    }
+
+    /// Writes checkpoints until the training loop ends.
+    pub async fn checkpoint(self: Arc<Crew>, mut jobs: mpsc::Receiver<CheckpointJob>) {
+        let mut failing = false;
+        while let Some(job) = jobs.recv().await {
+            let result = self.write_checkpoint(job).await;
+            self.trouble(&mut failing, result.as_ref().map(|_| ()));
+        }
+    }
+
+    /// Writes one checkpoint and removes those that are too many.
+    pub async fn write_checkpoint(&self, job: CheckpointJob) -> Result<()> {
+        let header = CheckpointHeader {
+            format: FORMAT,
+            layout: self.fragments.fingerprint().to_string(),
+            island: self.name.clone(),
+            incarnation: self.incarnation,
+            step: job.step,
+            tokens: job.tokens,
+            tokens_repeated: job.tokens_repeated,
+            adam_steps: job.adam_steps,
+            block: job.cursor.map(|c| c.0),
+            windows_used: job.cursor.map_or(0, |c| c.1),
+            fragments: job.fragments,
+            hash: String::new(),
+        };
+        self.bucket.put_checkpoint(&self.layout, header, [&job.parameters, &job.first, &job.second]).await?;
+        self.bucket.prune_checkpoints(&self.name, self.checkpoints_kept).await
+    }
+
+    /// Claims blocks of data ahead of the training loop.
+    pub async fn claim(self: Arc<Crew>) {
+        let mut next = None;
+        loop {
+            if !self.shared.wants_block.swap(false, Ordering::Relaxed) {
+                clock::sleep(self.poll_every() * 4).await;
+                continue;
+            }
+            let claimed = self.claim_one(&mut next).await;
+            if let Err(error) = claimed {
+                self.shared.wants_block.store(true, Ordering::Relaxed);
+                self.sink.note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
+                next = None;
+                clock::sleep(Duration::from_secs(2)).await;
+            }
+        }
+    }
+
+    async fn claim_one(&self, next: &mut Option<u64>) -> Result<()> {
+        let mut block = match *next {
+            Some(block) => block,
+            None => self.bucket.next_block().await?,
+        };
+        while !self.bucket.claim_block(block, &self.name, self.incarnation).await? {
+            block += 1;
+        }
+        *next = Some(block + 1);
+        self.shared.give_block(block);
+        Ok(())
+    }
+}

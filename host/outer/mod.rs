@@ -1,0 +1,9 @@
+//! Fragments of the model and error feedback: the pure arithmetic of the outer loop on an island's side.
+//!
+//! The merge itself and the outer optimiser live in policies; nothing here moves a global parameter.
+
+mod feedback;
+mod fragment;
+
+pub use feedback::Feedback;
+pub use fragment::{Fragments, norm};

@@ -1,0 +1,305 @@
+//! When a round is closed, and with which offers. Pure: offers, heartbeats and the time come in, a decision with its reason goes out.
+//!
+//! A round may be closed once K offers are in (quorum). It is closed when every island that keeps up has offered, or when the grace window is
+//! over (Decoupled DiLoCo, method.md section 3: slack = τ·ξ_step − (ξ_quorum + ξ_sync), grace ≤ γ·slack), and not before the rounds are
+//! H·ξ_step/P apart. With a store in between a round trip can be longer than τ steps, and the paper's grace is then nothing: near-equal islands
+//! would be merged one at a time. **Breadth before freshness**: the window is at least as long as the islands that keep up have needed lately,
+//! up to [`GRACE_STEPS_MAX`] steps; rounds are then further apart, and nobody waits for it but the round itself.
+//!
+//! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; one that does not is not waited for,
+//! but merged whenever its offer is there in time.
+
+use super::offer::{Facts, Verdict};
+use crate::bucket::record::{Fate, OfferRecord, Pace};
+use crate::bucket::{Ledger, OfferId};
+use crate::clock::{self, Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Rounds in a row without an offer after which an island is no longer waited for.
+const MISSES_MAX: u32 = 3;
+/// The longest grace window, in inner steps.
+const GRACE_STEPS_MAX: f64 = 8.0;
+/// Fates of other rounds' offers that one commit carries at most.
+const RECORDS_MAX: usize = 256;
+/// A heartbeat that has not moved for this long is a dead island's.
+const DEAD_AFTER: Duration = Duration::from_secs(6);
+
+/// The outer loop's numbers that the syncer needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rules {
+    /// P.
+    pub fragments: u64,
+    /// H.
+    pub sync_steps: u64,
+    /// τ.
+    pub overlap_steps: u64,
+    /// K.
+    pub quorum: usize,
+    /// γ.
+    pub grace_ratio: f64,
+}
+
+impl Rules {
+    /// Rounds that are open at once: those that start within τ inner steps, at least one, at most one for each fragment.
+    pub fn window(&self) -> u64 {
+        (self.overlap_steps * self.fragments).div_ceil(self.sync_steps).clamp(1, self.fragments)
+    }
+}
+
+/// What to do now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing to do until something new comes in.
+    Idle,
+    /// Look again after this long at the latest.
+    Wait(Duration),
+    /// Close the next round with the offers that are in, for this reason.
+    Close(String),
+}
+
+#[derive(Debug, Clone)]
+struct Island {
+    beat: (u64, u64),
+    moved_at: Instant,
+    training: bool,
+    step_ms: f64,
+    misses: u32,
+    /// Mean and mean deviation of how long after the quorum its offers come, in ms.
+    lag: Option<(f64, f64)>,
+}
+
+/// The syncer's view of its rounds.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    rules: Rules,
+    /// Offers that may be merged, of rounds not committed yet, with the time when each was seen.
+    good: BTreeMap<OfferId, (Facts, Instant)>,
+    /// Fates that the next commit has to carry.
+    pending: Vec<OfferRecord>,
+    seen: BTreeSet<OfferId>,
+    islands: BTreeMap<String, Island>,
+    quorum_ms: f64,
+    sync_ms: f64,
+    spacing_ms: f64,
+    due_at: Option<Instant>,
+    committed_at: Option<Instant>,
+}
+
+fn average(old: f64, new: f64) -> f64 {
+    if old == 0.0 { new } else { old + 0.1 * (new - old) }
+}
+
+impl Machine {
+    /// A syncer that has seen nothing.
+    pub fn new(rules: Rules) -> Machine {
+        Machine {
+            rules,
+            good: BTreeMap::new(),
+            pending: Vec::new(),
+            seen: BTreeSet::new(),
+            islands: BTreeMap::new(),
+            quorum_ms: 0.0,
+            sync_ms: 0.0,
+            spacing_ms: 0.0,
+            due_at: None,
+            committed_at: None,
+        }
+    }
+
+    /// Whether this offer is new and has no fate; asked before it is fetched.
+    pub fn is_new(&self, id: &OfferId, ledger: &Ledger) -> bool {
+        !self.seen.contains(id) && !ledger.is_decided(id.round, &id.island, id.incarnation)
+    }
+
+    /// Takes in what the firewall said of an offer.
+    pub fn offer(&mut self, id: OfferId, verdict: Verdict, newest_incarnation: u64, now: Instant) {
+        if !self.seen.insert(id.clone()) {
+            return;
+        }
+        match verdict {
+            Verdict::Decided(record) => self.pending.push(record),
+            Verdict::Good(facts) if id.incarnation < newest_incarnation => {
+                self.pending.push(facts.record(0.0, Fate::Superseded));
+            }
+            Verdict::Good(facts) => {
+                self.good.insert(id.clone(), (facts, now));
+                self.supersede(&id);
+            }
+        }
+    }
+
+    /// Of one island's offers for one round, only the newest life's counts.
+    fn supersede(&mut self, id: &OfferId) {
+        let same = |other: &OfferId| other.round == id.round && other.island == id.island;
+        let newest = self.good.keys().filter(|o| same(o)).map(|o| o.incarnation).max().unwrap_or(0);
+        let old: Vec<OfferId> = self.good.keys().filter(|o| same(o) && o.incarnation < newest).cloned().collect();
+        for id in old {
+            let (facts, _) = self.good.remove(&id).expect("just listed");
+            self.pending.push(facts.record(0.0, Fate::Superseded));
+        }
+    }
+
+    /// Takes in a heartbeat: (life, counter), whether the island trains, and its step time.
+    pub fn heartbeat(&mut self, island: &str, beat: (u64, u64), training: bool, step_ms: f64, now: Instant) {
+        let known = self.islands.entry(island.to_string()).or_insert(Island {
+            beat: (0, 0),
+            moved_at: now,
+            training,
+            step_ms,
+            misses: 0,
+            lag: None,
+        });
+        if known.beat != beat {
+            if known.beat.0 != beat.0 {
+                (known.misses, known.lag) = (0, None);
+            }
+            (known.beat, known.moved_at) = (beat, now);
+        }
+        known.training = training;
+        if step_ms > 0.0 {
+            known.step_ms = step_ms;
+        }
+    }
+
+    fn live<'a>(&'a self, now: Instant) -> impl Iterator<Item = (&'a String, &'a Island)> {
+        self.islands.iter().filter(move |(_, i)| i.training && now - i.moved_at < DEAD_AFTER)
+    }
+
+    /// Names of the islands that are waited for.
+    pub fn expected(&self, now: Instant) -> Vec<&str> {
+        self.live(now).filter(|(_, i)| i.misses < MISSES_MAX).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Moving average of an inner step over the live islands, in ms; 0 while nobody has said.
+    pub fn step_ms(&self, now: Instant) -> f64 {
+        let steps: Vec<f64> = self.live(now).map(|(_, i)| i.step_ms).filter(|&ms| ms > 0.0).collect();
+        if steps.is_empty() { 0.0 } else { steps.iter().sum::<f64>() / steps.len() as f64 }
+    }
+
+    /// How long a round stays open after its quorum.
+    fn grace(&self, now: Instant) -> Duration {
+        let step = self.step_ms(now);
+        let slack = self.rules.overlap_steps as f64 * step - (self.quorum_ms + self.sync_ms);
+        let paper = (self.rules.grace_ratio * slack).clamp(0.0, step);
+        let needed = self
+            .live(now)
+            .filter(|(_, i)| i.misses < MISSES_MAX)
+            .map(|(_, i)| i.lag.map_or(GRACE_STEPS_MAX * step, |(mean, deviation)| mean + 6.0 * deviation + 0.5 * step))
+            .fold(0.0, f64::max);
+        let ms = paper.max(needed.min(GRACE_STEPS_MAX * step));
+        Duration::from_secs_f64(ms.max(1.0) / 1000.0)
+    }
+
+    /// What to do about the next round.
+    pub fn decide(&self, ledger: &Ledger, now: Instant) -> Decision {
+        let round = ledger.next_round;
+        let mut seen: Vec<Instant> = self.of_round(round).map(|(_, (_, at))| *at).collect();
+        if seen.len() < self.rules.quorum {
+            return Decision::Idle;
+        }
+        seen.sort();
+        let quorum_at = seen[self.rules.quorum - 1];
+        let wait = |until: Instant| Decision::Wait(until - now);
+        if let Some(due) = self.due_at
+            && now < due
+        {
+            return wait(due);
+        }
+        let missing: Vec<&str> = self
+            .expected(now)
+            .into_iter()
+            .filter(|name| !self.of_round(round).any(|(id, _)| id.island == **name))
+            .collect();
+        if missing.is_empty() {
+            return Decision::Close("every island that keeps up is in".into());
+        }
+        let grace = self.grace(now);
+        if now - quorum_at >= grace {
+            return Decision::Close(format!("the grace window of {:.0} ms is over without {}", clock::ms(grace), missing.join(", ")));
+        }
+        wait(quorum_at + grace)
+    }
+
+    fn of_round(&self, round: u64) -> impl Iterator<Item = (&OfferId, &(Facts, Instant))> {
+        self.good.iter().filter(move |(id, _)| id.round == round)
+    }
+
+    /// The offers that a round is closed with, in order of island.
+    pub fn chosen(&self, round: u64) -> Vec<&Facts> {
+        self.of_round(round).map(|(_, (facts, _))| facts).collect()
+    }
+
+    /// Fates of other offers that the next commit carries.
+    pub fn pending(&self, ledger: &Ledger) -> Vec<OfferRecord> {
+        let open = ledger.open_rounds();
+        let fresh = |r: &&OfferRecord| {
+            !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation) && r.id.round < open.end
+        };
+        self.pending.iter().filter(fresh).take(RECORDS_MAX).cloned().collect()
+    }
+
+    /// The pace that a commit made now carries.
+    pub fn pace(&self, now: Instant) -> Pace {
+        let step_ms = self.step_ms(now);
+        let spacing = if self.spacing_ms > 0.0 { self.spacing_ms } else { step_ms };
+        let asked = self.rules.sync_steps as f64;
+        let sync_steps = if step_ms > 0.0 { (self.rules.fragments as f64 * spacing / step_ms).max(asked) } else { asked };
+        Pace {
+            window: self.rules.window(),
+            sync_steps,
+            step_ms,
+            quorum_ms: self.quorum_ms,
+            sync_ms: self.sync_ms,
+            spacing_ms: self.committed_at.map_or(0.0, |at| clock::ms(now - at)),
+        }
+    }
+
+    /// A round was committed (by this syncer): `closed_at` is when its closing was decided.
+    pub fn committed(&mut self, round: u64, ledger: &Ledger, closed_at: Instant, now: Instant) {
+        let mut seen: Vec<(String, Instant)> = self.of_round(round).map(|(id, (_, at))| (id.island.clone(), *at)).collect();
+        seen.sort_by_key(|(_, at)| *at);
+        if let Some(&(_, first)) = seen.first() {
+            let quorum_at = seen[(self.rules.quorum - 1).min(seen.len() - 1)].1;
+            self.quorum_ms = average(self.quorum_ms, clock::ms(quorum_at - first));
+            for (name, at) in &seen {
+                if let Some(island) = self.islands.get_mut(name) {
+                    let lag = clock::ms(at.saturating_duration_since(quorum_at));
+                    island.misses = 0;
+                    island.lag = Some(island.lag.map_or((lag, lag), |(mean, deviation)| {
+                        (mean + 0.1 * (lag - mean), deviation + 0.1 * ((lag - mean).abs() - deviation))
+                    }));
+                }
+            }
+        }
+        let absent: Vec<String> =
+            self.expected(now).iter().filter(|n| !seen.iter().any(|(s, _)| s == *n)).map(|n| n.to_string()).collect();
+        for name in absent {
+            self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
+        }
+        self.sync_ms = average(self.sync_ms, clock::ms(now - closed_at));
+        if let Some(before) = self.committed_at {
+            self.spacing_ms = average(self.spacing_ms, clock::ms(now - before));
+        }
+        self.committed_at = Some(now);
+        let apart = Duration::from_secs_f64(
+            self.rules.sync_steps as f64 * self.step_ms(now) / self.rules.fragments as f64 / 1000.0,
+        );
+        // Behind the clock by one round at most, so that jitter does not add up and a long pause is not made up for.
+        self.due_at = Some(self.due_at.map_or(closed_at + apart, |due| (due + apart).max(closed_at)));
+        self.settle(ledger);
+    }
+
+    /// Drops what has its fate: called after every entry that was read.
+    pub fn settle(&mut self, ledger: &Ledger) {
+        let late: Vec<OfferId> = self.good.keys().take_while(|id| id.round < ledger.next_round).cloned().collect();
+        for id in late {
+            let (facts, _) = self.good.remove(&id).expect("just listed");
+            if !ledger.is_decided(id.round, &id.island, id.incarnation) {
+                self.pending.push(facts.record(0.0, Fate::Late));
+            }
+        }
+        let oldest = ledger.next_round.saturating_sub(crate::bucket::MEMORY_ROUNDS);
+        self.pending.retain(|r| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));
+        self.seen.retain(|id| id.round >= oldest);
+    }
+}
