@@ -1,0 +1,43 @@
+//! A model: its shape, its layout and the arena of its parameters.
+
+use crate::random::Random;
+use crate::{Layout, ModelConfig, Result, TensorKind};
+
+/// A model in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Its shape.
+    pub config: ModelConfig,
+    /// Where its tensors lie.
+    pub layout: Layout,
+    /// The arena, [`Layout::elements`] values.
+    pub parameters: Vec<f32>,
+}
+
+impl Model {
+    /// A fresh model: matrices, embedding and head drawn with mean 0 and standard deviation `initializer_range`,
+    /// vectors 1. The same seed gives the same bits on every machine; a tensor's values depend on the seed, its place
+    /// in the layout and its size only.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) lists every problem of an impossible shape.
+    pub fn init(config: &ModelConfig, seed: u64) -> Result<Model> {
+        config.check()?;
+        let layout = Layout::of(config);
+        let mut parameters = vec![1.0; layout.elements()];
+        for (stream, tensor) in layout.tensors.iter().enumerate() {
+            if tensor.kind != TensorKind::Vector {
+                let mut random = Random::new(seed, stream as u64);
+                for value in &mut parameters[tensor.range()] {
+                    *value = config.initializer_range * random.normal();
+                }
+            }
+        }
+        Ok(Model { config: config.clone(), layout, parameters })
+    }
+
+    /// The values of the tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&[f32]> {
+        self.layout.tensor(name).map(|tensor| &self.parameters[tensor.range()])
+    }
+}

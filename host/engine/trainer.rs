@@ -1,0 +1,270 @@
+//! Training: AdamW steps on a model, with everything that a step needs allocated once.
+
+use rayon::prelude::*;
+
+use crate::cpu::{Pass, adamw, simd};
+use crate::{Error, Layout, Model, ModelConfig, Result, TensorKind};
+
+/// Settings of AdamW, constant over a run; the learning rate comes with each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay of matrices, embedding and head; vectors have none.
+    pub weight_decay: f32,
+    /// The gradient is scaled down to this norm where it is longer; infinity never scales.
+    pub clip_norm: f32,
+}
+
+/// One batch of token ids.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// (B, T+1), row-major: inputs are the first T of a row, targets the last T.
+    pub tokens: &'a [u32],
+    /// B
+    pub batch: usize,
+    /// T
+    pub context: usize,
+}
+
+/// What one step measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepStats {
+    /// Mean loss before the step, in nats per target.
+    pub loss: f32,
+    /// Euclidean norm of the gradient, before clipping.
+    pub gradient_norm: f32,
+}
+
+/// A model in training: parameters, moments, threads and the memory of a pass.
+pub struct Trainer {
+    model: Model,
+    adamw: AdamW,
+    gradients: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: u64,
+    spans: Vec<Span>,
+    pass: Pass,
+    pool: rayon::ThreadPool,
+}
+
+/// The most values of a [`Span`].
+const SPAN: usize = 16 << 10;
+
+/// A range of the arena within one tensor: the grain of norms and of the optimiser's work.
+struct Span {
+    values: usize,
+    decays: bool,
+}
+
+impl Span {
+    fn of(layout: &Layout) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for tensor in &layout.tensors {
+            let decays = tensor.kind != TensorKind::Vector;
+            let elements = tensor.elements();
+            spans.extend((0..elements).step_by(SPAN).map(|start| Span { values: SPAN.min(elements - start), decays }));
+        }
+        spans
+    }
+}
+
+impl Trainer {
+    /// A trainer with fresh moments and its own `threads` threads; 0 means one per core.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an impossible shape, [`Error::Argument`] for parameters that do not fit it or settings
+    /// out of range, [`Error::Threads`].
+    pub fn new(model: Model, adamw: AdamW, threads: usize) -> Result<Trainer> {
+        model.config.check()?;
+        if model.layout != Layout::of(&model.config) {
+            return Err(Error::Argument {
+                what: "model.layout",
+                expected: "the layout of model.config".to_owned(),
+                found: format!("another one, of {} tensors", model.layout.tensors.len()),
+            });
+        }
+        let elements = model.layout.elements();
+        expect("model.parameters", "values", elements, model.parameters.len())?;
+        check_adamw(&adamw)?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|thread| format!("engine-{thread}"))
+            .build()
+            .map_err(|source| Error::Threads { threads, source })?;
+        Ok(Trainer {
+            pass: Pass::new(&model.config, pool.current_num_threads()),
+            gradients: vec![0.0; elements],
+            first: vec![0.0; elements],
+            second: vec![0.0; elements],
+            steps: 0,
+            spans: Span::of(&model.layout),
+            model,
+            adamw,
+            pool,
+        })
+    }
+
+    /// One AdamW step on one batch.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a batch that does not fit the model, [`Error::NonFinite`] where loss or gradient is
+    /// not finite. Parameters and moments are then as before.
+    pub fn step(&mut self, batch: Batch, learning_rate: f32) -> Result<StepStats> {
+        let stats = self.gradient(batch)?;
+        for (what, value) in [("loss", stats.loss), ("gradient norm", stats.gradient_norm)] {
+            if !value.is_finite() {
+                return Err(Error::NonFinite { what, value, step: self.steps });
+            }
+        }
+        self.update(stats.gradient_norm, learning_rate);
+        Ok(stats)
+    }
+
+    /// The mean loss of a batch, in nats per target. Nothing changes; a diverged model gives NaN.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a batch that does not fit the model.
+    pub fn loss(&mut self, batch: Batch) -> Result<f32> {
+        check_batch(&self.model.config, &batch)?;
+        let Trainer { pool, pass, model, .. } = self;
+        Ok(pool.install(|| pass.loss(&model.parameters, &batch)))
+    }
+
+    /// Loss and gradient of a batch without a step; [`Trainer::gradients`] has the gradient afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a batch that does not fit the model.
+    pub fn gradient(&mut self, batch: Batch) -> Result<StepStats> {
+        check_batch(&self.model.config, &batch)?;
+        let Trainer { pool, pass, model, gradients, spans, .. } = self;
+        pool.install(|| {
+            let loss = pass.gradient(&model.parameters, &batch, gradients);
+            Ok(StepStats { loss, gradient_norm: norm(gradients, spans) })
+        })
+    }
+
+    /// The gradient of the last [`Trainer::gradient`] or [`Trainer::step`], in the order of the arena, not clipped.
+    pub fn gradients(&self) -> &[f32] {
+        &self.gradients
+    }
+
+    /// The model as it stands.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The arena of parameters.
+    pub fn parameters(&self) -> &[f32] {
+        &self.model.parameters
+    }
+
+    /// The arena of parameters, to adopt fragments into.
+    pub fn parameters_mut(&mut self) -> &mut [f32] {
+        &mut self.model.parameters
+    }
+
+    /// First and second moments, in the order of the arena, and the number of steps that they have seen.
+    pub fn moments(&self) -> (&[f32], &[f32], u64) {
+        (&self.first, &self.second, self.steps)
+    }
+
+    /// Continues from stored moments.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if a length is not that of the arena; nothing is changed then.
+    pub fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()> {
+        expect("first moments", "values", self.first.len(), first.len())?;
+        expect("second moments", "values", self.second.len(), second.len())?;
+        self.first.copy_from_slice(first);
+        self.second.copy_from_slice(second);
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// AdamW with the gradient clipped to `clip_norm`.
+    fn update(&mut self, gradient_norm: f32, learning_rate: f32) {
+        self.steps += 1;
+        let AdamW { beta1, beta2, eps, weight_decay, clip_norm } = self.adamw;
+        // Powers and corrections in f64: at step 1, 1 − β₂ in f32 would have lost four digits.
+        let correction = |beta: f32| 1.0 - f64::from(beta).powf(self.steps as f64);
+        let step = |decays: bool| adamw::Step {
+            // The 1e-6 is PyTorch's, so that both clip to the same value.
+            gradient_scale: (clip_norm / (gradient_norm + 1e-6)).min(1.0),
+            beta1,
+            beta2,
+            epsilon: eps,
+            keep: if decays { (1.0 - f64::from(learning_rate) * f64::from(weight_decay)) as f32 } else { 1.0 },
+            rate: (f64::from(learning_rate) / correction(beta1)) as f32,
+            root_correction: (1.0 / correction(beta2).sqrt()) as f32,
+        };
+        let (decaying, other) = (step(true), step(false));
+        let mut work = Vec::with_capacity(self.spans.len());
+        let (mut p, mut m, mut v, mut g) =
+            (&mut self.model.parameters[..], &mut self.first[..], &mut self.second[..], &self.gradients[..]);
+        for span in &self.spans {
+            let piece = (
+                p.split_off_mut(..span.values).unwrap_or_default(),
+                m.split_off_mut(..span.values).unwrap_or_default(),
+                v.split_off_mut(..span.values).unwrap_or_default(),
+                g.split_off(..span.values).unwrap_or_default(),
+            );
+            work.push((piece, if span.decays { decaying } else { other }));
+        }
+        self.pool.install(|| {
+            work.into_par_iter().for_each(|((p, m, v, g), step)| adamw::update(p, m, v, g, step));
+        });
+    }
+}
+
+/// Euclidean norm: f32 within a span, f64 over spans, in their order.
+fn norm(values: &[f32], spans: &[Span]) -> f32 {
+    let mut rest = values;
+    let pieces: Vec<&[f32]> = spans.iter().map(|span| rest.split_off(..span.values).unwrap_or_default()).collect();
+    let squares: Vec<f32> = pieces.into_par_iter().map(simd::sum_of_squares).collect();
+    squares.into_iter().map(f64::from).sum::<f64>().sqrt() as f32
+}
+
+fn expect(what: &'static str, unit: &str, expected: usize, found: usize) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::Argument { what, expected: format!("{expected} {unit}"), found: format!("{found}") })
+}
+
+fn check_adamw(adamw: &AdamW) -> Result<()> {
+    let AdamW { beta1, beta2, eps, weight_decay, clip_norm } = *adamw;
+    let checks = [
+        ("beta1", (0.0..1.0).contains(&beta1), "at least 0 and below 1", beta1),
+        ("beta2", (0.0..1.0).contains(&beta2), "at least 0 and below 1", beta2),
+        ("eps", eps > 0.0 && eps.is_finite(), "a finite number above 0", eps),
+        ("weight_decay", weight_decay >= 0.0 && weight_decay.is_finite(), "a finite number of at least 0", weight_decay),
+        ("clip_norm", clip_norm > 0.0, "a number above 0, infinity for no clipping", clip_norm),
+    ];
+    for (what, good, expected, found) in checks {
+        if !good {
+            return Err(Error::Argument { what, expected: expected.to_owned(), found: found.to_string() });
+        }
+    }
+    Ok(())
+}
+
+fn check_batch(config: &ModelConfig, batch: &Batch) -> Result<()> {
+    let argument = |what, expected, found| Err(Error::Argument { what, expected, found });
+    if batch.batch == 0 {
+        return argument("batch.batch", "at least 1 sequence".to_owned(), "0".to_owned());
+    }
+    if batch.context == 0 || batch.context > config.context {
+        return argument("batch.context", format!("1 to {} tokens", config.context), batch.context.to_string());
+    }
+    expect("batch.tokens", "values (batch · (context + 1))", batch.batch * (batch.context + 1), batch.tokens.len())?;
+    match batch.tokens.iter().find(|&&token| token as usize >= config.vocab_size) {
+        None => Ok(()),
+        Some(token) => argument("batch.tokens", format!("ids below {}", config.vocab_size), token.to_string()),
+    }
+}
