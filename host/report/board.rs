@@ -12,6 +12,9 @@ use super::number::{grouped, short};
 /// How often a plain line is printed at most.
 const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
+/// The state of an island with which all is well.
+const USUAL: &str = "training";
+
 /// What an island says of itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct IslandLine<'a> {
@@ -91,14 +94,13 @@ impl Board {
                 };
                 let islands = (0..islands)
                     .map(|index| {
-                        let bar = bar("{prefix:>10} {bar:24} {percent:>3} %  {wide_msg}");
+                        let bar = bar("{prefix} {bar:12} {percent:>3}%  {wide_msg}");
                         bar.set_prefix(format!("island {index}"));
                         bar.set_message("starting");
                         bar
                     })
                     .collect();
-                let run = bar("{prefix:>10} {wide_msg}");
-                run.set_prefix("run");
+                let run = bar("{wide_msg}");
                 run.set_message("no round committed yet");
                 Display::Bars { all, islands, run }
             }
@@ -199,14 +201,20 @@ fn locked(plain: &Mutex<Plain>) -> MutexGuard<'_, Plain> {
     plain.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Short enough for a terminal of 80 columns, bar included. The state is told where it is not the
+/// usual one.
 fn island_text(line: &IslandLine<'_>) -> String {
-    let round = line.round.map_or_else(|| "none yet".to_owned(), grouped);
+    let round = line.round.map_or_else(|| "-".to_owned(), grouped);
+    let state = if line.state == USUAL {
+        String::new()
+    } else {
+        format!("{}  ", line.state)
+    };
     format!(
-        "step {:>6}  loss {:.3}  {:>6} tokens/s  round {round:>6}  {}",
+        "{state}step {}  loss {:.3}  {} tokens/s  round {round}",
         grouped(line.step),
         line.loss,
-        short(line.tokens_per_s),
-        line.state
+        short(line.tokens_per_s)
     )
 }
 
@@ -214,13 +222,12 @@ fn run_text(line: &RunLine, token_budget: u64) -> String {
     let held_out = line
         .held_out_loss
         .map_or_else(|| "not scored yet".to_owned(), |loss| format!("{loss:.3}"));
-    let share = 100.0 * line.tokens_merged as f64 / token_budget.max(1) as f64;
     let breadth = line
         .breadth
-        .map(|breadth| format!(" · {breadth:.2} islands a round"))
+        .map(|breadth| format!(" · breadth {breadth:.2}"))
         .unwrap_or_default();
     format!(
-        "{} rounds · held-out loss {held_out} · {} of {} tokens merged ({share:.0} %){breadth}",
+        "{} rounds · held-out loss {held_out} · {} of {} tokens{breadth}",
         grouped(line.rounds),
         short(line.tokens_merged as f64),
         short(token_budget as f64)
@@ -251,7 +258,7 @@ mod tests {
             .expect("the first at once");
         assert_eq!(
             first,
-            "1,234 rounds · held-out loss 1.500 · 2.50 M of 5.00 M tokens merged (50 %) · 2.96 islands a round · islands at 1.250 · 9.00 k tokens/s"
+            "1,234 rounds · held-out loss 1.500 · 2.50 M of 5.00 M tokens · breadth 2.96 · islands at 1.250 · 9.00 k tokens/s"
         );
         assert_eq!(plain.line(&LINE, 5_000_000, after(9)), None);
         assert!(plain.line(&LINE, 5_000_000, after(10)).is_some());
@@ -268,7 +275,7 @@ mod tests {
         };
         assert_eq!(
             run_text(&line, 0),
-            "0 rounds · held-out loss not scored yet · 0 of 0 tokens merged (0 %)"
+            "0 rounds · held-out loss not scored yet · 0 of 0 tokens"
         );
         let line = IslandLine {
             step: 1,
@@ -277,7 +284,10 @@ mod tests {
             round: None,
             state: "starting",
         };
-        assert!(island_text(&line).ends_with("round none yet  starting"));
+        assert_eq!(
+            island_text(&line),
+            "starting  step 1  loss 5.500  0 tokens/s  round -"
+        );
     }
 
     #[test]

@@ -37,9 +37,10 @@ pub(super) fn finite(series: &Series) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// The mean of each point and its neighbours, thinned out. The window is centred, so that the
-/// smoothed line does not lag behind the loss, and shrinks towards both ends, so that it begins and
-/// ends where the data does.
+/// The mean of each point and its neighbours, thinned out. The window is centred, so that the line
+/// does not lag behind the loss. Towards the beginning it shrinks on both sides, as the loss falls
+/// steeply there; at the end it is cut on one side, so that the line ends on a mean and not on one
+/// noisy batch.
 pub(super) fn smoothed(series: &Series) -> Vec<(f64, f64)> {
     let points = finite(series);
     let reach = points.len() / (2 * SMOOTHING);
@@ -52,8 +53,8 @@ pub(super) fn smoothed(series: &Series) -> Vec<(f64, f64)> {
     }
     thin.into_iter()
         .map(|at| {
-            let reach = reach.min(at).min(points.len() - 1 - at);
-            let near = &points[at - reach..=at + reach];
+            let reach = reach.min(at);
+            let near = &points[at - reach..=(at + reach).min(points.len() - 1)];
             // The window is short, so its length is exact.
             (
                 points[at].0,

