@@ -1,1 +1,4 @@
 //! Tombolo
+
+pub mod data;
+pub mod report;
