@@ -4,7 +4,7 @@
 use crate::bucket::record::IslandState;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::sync::mpsc::SyncSender;
+use tokio::sync::mpsc::Sender;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub enum Sink {
     /// Notes in plain words on standard error, for a person who runs one role by hand.
     Words,
     /// A channel of this process; an event that finds it full is dropped.
-    Channel(SyncSender<Event>),
+    Channel(Sender<Event>),
     /// Nowhere.
     Null,
 }

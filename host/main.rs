@@ -1,2 +1,7 @@
-//! tombolo
-fn main() {}
+//! The binary: arguments to the library, its exit code to the system.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tombolo::cli::main()
+}

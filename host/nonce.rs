@@ -3,8 +3,8 @@
 //! A nonce is 128 random bits as 32 lower-case hexadecimal digits. A simulation seeds the source per thread, so that one seed gives one
 //! log; real processes draw from the operating system.
 
-use rand::rngs::StdRng;
-use rand::{RngCore, SeedableRng};
+use rand::rngs::{OsRng, StdRng};
+use rand::{RngCore, SeedableRng, TryRngCore};
 use std::cell::RefCell;
 
 thread_local! {
@@ -21,7 +21,7 @@ pub fn nonce() -> String {
     let mut bytes = [0u8; 16];
     SEEDED.with(|rng| match rng.borrow_mut().as_mut() {
         Some(rng) => rng.fill_bytes(&mut bytes),
-        None => rand::rng().fill_bytes(&mut bytes),
+        None => OsRng.try_fill_bytes(&mut bytes).expect("the operating system gives random bytes"),
     });
     hex(&bytes)
 }

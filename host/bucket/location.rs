@@ -147,7 +147,7 @@ impl Location {
                 "{}: the bucket is not there and {endpoint} does not let us create it; check the endpoint and the credentials",
                 self.url
             ))
-            .because(aws_sdk_s3::error::DisplayErrorContext(error))),
+            .because(error)),
         }
     }
 }

@@ -243,7 +243,12 @@ fn check_adamw(adamw: &AdamW) -> Result<()> {
         ("beta1", (0.0..1.0).contains(&beta1), "at least 0 and below 1", beta1),
         ("beta2", (0.0..1.0).contains(&beta2), "at least 0 and below 1", beta2),
         ("eps", eps > 0.0 && eps.is_finite(), "a finite number above 0", eps),
-        ("weight_decay", weight_decay >= 0.0 && weight_decay.is_finite(), "a finite number of at least 0", weight_decay),
+        (
+            "weight_decay",
+            weight_decay >= 0.0 && weight_decay.is_finite(),
+            "a finite number of at least 0",
+            weight_decay,
+        ),
         ("clip_norm", clip_norm > 0.0, "a number above 0, infinity for no clipping", clip_norm),
     ];
     for (what, good, expected, found) in checks {

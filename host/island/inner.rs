@@ -18,7 +18,7 @@ pub struct Stepped {
 }
 
 /// An inner optimiser with its model and its data. Vectors are in the arena's order. Shape of each: (elements of the model).
-pub trait Inner: Send {
+pub trait Inner: Send + Sync {
     /// The parameters θ.
     fn parameters(&self) -> &[f32];
     /// The parameters, to be overwritten.

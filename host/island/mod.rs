@@ -15,4 +15,3 @@ pub use join::{Joined, Site, join};
 pub use machine::{Adoption, Due, Machine, Rules, Settled};
 pub use run::{Drive, Outcome, run};
 pub use stepper::Status;
-pub(crate) use task::policy_tensors;

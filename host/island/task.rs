@@ -9,7 +9,7 @@ use crate::clock::{self, Duration};
 use crate::error::{Error, Result};
 use crate::event::{Event, Sink};
 use crate::outer::{Feedback, Fragments};
-use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor, TensorKind};
+use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy};
 use futures::future::join_all;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,23 +37,6 @@ pub(super) struct Crew {
     pub sink: Sink,
     pub beat_every: Duration,
     pub checkpoints_kept: usize,
-}
-
-/// The tensors of fragment `p` as policies see them.
-pub(crate) fn policy_tensors(fragments: &Fragments, p: usize) -> Vec<Tensor> {
-    fragments
-        .tensors(p)
-        .map(|t| Tensor {
-            name: t.name.clone(),
-            shape: t.shape.iter().map(|&d| d as u32).collect(),
-            kind: match t.kind {
-                tombolo_engine::TensorKind::Embedding => TensorKind::Embedding,
-                tombolo_engine::TensorKind::Head => TensorKind::Head,
-                tombolo_engine::TensorKind::Matrix => TensorKind::Matrix,
-                tombolo_engine::TensorKind::Vector => TensorKind::Vector,
-            },
-        })
-        .collect()
 }
 
 impl Crew {
@@ -179,7 +162,7 @@ impl Crew {
         let Snapshot { due, mut delta } = snapshot;
         let failed = |e: crate::policy::Error| Error::invalid("the codec cannot encode it").because(e);
         let p = due.fragment;
-        let tensors = policy_tensors(&self.fragments, p);
+        let tensors = self.fragments.policy_tensors(p);
         let mut codec = Codec::open(&self.codec, &self.codec_config, &tensors).map_err(failed)?;
         let decay = codec.traits().feedback_decay;
         if let Some(decay) = decay {

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::nonce::sha256;
+use crate::policy;
 use std::ops::Range;
 use tombolo_engine::{Layout, Tensor, TensorKind};
 
@@ -67,6 +68,21 @@ impl Fragments {
     /// The tensors of fragment `p`, in the order of its flat vector.
     pub fn tensors(&self, p: usize) -> impl Iterator<Item = &Tensor> {
         self.members[p].iter().map(|&i| &self.tensors[i])
+    }
+
+    /// The tensors of fragment `p` as policies see them.
+    pub fn policy_tensors(&self, p: usize) -> Vec<policy::Tensor> {
+        let describe = |t: &Tensor| policy::Tensor {
+            name: t.name.clone(),
+            shape: t.shape.iter().map(|&d| d as u32).collect(),
+            kind: match t.kind {
+                TensorKind::Embedding => policy::TensorKind::Embedding,
+                TensorKind::Head => policy::TensorKind::Head,
+                TensorKind::Matrix => policy::TensorKind::Matrix,
+                TensorKind::Vector => policy::TensorKind::Vector,
+            },
+        };
+        self.tensors(p).map(describe).collect()
     }
 
     /// Values in fragment `p`.

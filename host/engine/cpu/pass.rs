@@ -140,7 +140,12 @@ impl Shape {
             qkv: config.qkv_width(),
             attention: config.attention_width(),
             vocabulary: config.vocab_size,
-            head: attention::Head { index: 0, heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim },
+            head: attention::Head {
+                index: 0,
+                heads: config.heads,
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+            },
         }
     }
 
@@ -412,17 +417,13 @@ impl Pass {
         }
         let tied = gradients.head.is_none();
         let (dstream, occurrences) = (&self.dstream, &self.occurrences);
-        gradients
-            .embedding
-            .par_chunks_mut(TOKENS_A_PIECE * channels)
-            .enumerate()
-            .for_each(|(piece, dweight)| {
-                // A tied embedding already holds the gradient of the head.
-                if !tied {
-                    dweight.fill(0.0);
-                }
-                embedding::backward(dweight, dstream, occurrences, piece * TOKENS_A_PIECE, channels);
-            });
+        gradients.embedding.par_chunks_mut(TOKENS_A_PIECE * channels).enumerate().for_each(|(piece, dweight)| {
+            // A tied embedding already holds the gradient of the head.
+            if !tied {
+                dweight.fill(0.0);
+            }
+            embedding::backward(dweight, dstream, occurrences, piece * TOKENS_A_PIECE, channels);
+        });
     }
 
     /// Stage 3 backward: dstream → dgate_up, dmiddle, dattention.

@@ -1,0 +1,169 @@
+//! What can be asked for on the command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Train one language model on many islands of compute that meet only in an object-storage bucket.
+#[derive(Debug, Parser)]
+#[command(name = "tombolo", version, about)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train on this machine: islands and a syncer as processes of their own, progress, a summary, the exported model
+    Run(RunArguments),
+    /// Put a run into a bucket, for islands and syncers to be started by hand
+    Submit(SubmitArguments),
+    /// Take the role of one island of a run
+    Island(IslandArguments),
+    /// Take the role of a syncer of a run, or stand by for it
+    Syncer(SyncerArguments),
+    /// Show the runs of a bucket
+    Status(StatusArguments),
+    /// Write the committed model in Hugging Face form
+    Export(ExportArguments),
+    /// Continue a text with an exported model
+    Generate(GenerateArguments),
+}
+
+/// Where a bucket is.
+#[derive(Debug, Clone, Args)]
+pub struct Server {
+    /// Endpoint of an S3 server other than AWS, such as http://127.0.0.1:9000 (MinIO); addressed path-style
+    #[arg(long, value_name = "URL", env = "TOMBOLO_ENDPOINT")]
+    pub endpoint: Option<String>,
+}
+
+/// What a run is made from.
+#[derive(Debug, Clone, Args)]
+pub struct SpecArguments {
+    /// The run spec (TOML); examples/quickstart.toml has every field and its default
+    #[arg(value_name = "SPEC")]
+    pub spec: Option<PathBuf>,
+    /// Name of the run in the bucket
+    #[arg(long = "run", value_name = "NAME")]
+    pub run: Option<String>,
+    /// Text to train on: a directory, a file or a glob (default: the sources of the crates that cargo has fetched)
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<String>,
+    /// Islands to start
+    #[arg(long, value_name = "N")]
+    pub islands: Option<usize>,
+    /// Tokens to merge before the run ends
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<u64>,
+    /// Seed of initial parameters and of the order of the data
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct RunArguments {
+    #[command(flatten)]
+    pub spec: SpecArguments,
+    /// Where the islands meet: file:DIR, memory: (islands in this process) or s3://BUCKET/PREFIX with the AWS environment variables
+    #[arg(long, value_name = "URL")]
+    pub bucket: Option<String>,
+    #[command(flatten)]
+    pub server: Server,
+    /// Folder for the picture, the summary and the exported model (default: tombolo-runs/NAME)
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Also write the summary as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct SubmitArguments {
+    #[command(flatten)]
+    pub spec: SpecArguments,
+    /// The bucket: file:DIR or s3://BUCKET/PREFIX
+    #[arg(long, value_name = "URL")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+}
+
+/// One run of one bucket.
+#[derive(Debug, Clone, Args)]
+pub struct Target {
+    /// The bucket: file:DIR or s3://BUCKET/PREFIX
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    /// Name of the run; may be left out where the bucket holds one
+    #[arg(long = "run", value_name = "NAME")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub server: Server,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct IslandArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// Name of this island: lower-case letters, digits and dashes, another for every island
+    #[arg(long, value_name = "NAME")]
+    pub name: String,
+    /// Threads of the training loop (default: all cores)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The text, where it lies elsewhere on this machine than the spec says
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<String>,
+    /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct SyncerArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// Threads of a merge (default: all cores)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct StatusArguments {
+    #[command(flatten)]
+    pub target: Target,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ExportArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// Folder to write config.json, model.safetensors and the tokenizer to
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArguments {
+    /// Folder with an exported model
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Text to continue
+    #[arg(long, default_value = "fn main() {\n")]
+    pub prompt: String,
+    /// Tokens to generate
+    #[arg(long, default_value_t = 200)]
+    pub tokens: usize,
+    /// Randomness; 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f32,
+    /// Only the likeliest K tokens are drawn from; 0 for all
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// Seed of the draw
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}

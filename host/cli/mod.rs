@@ -1,0 +1,55 @@
+//! The command line: arguments in, a role or a report out. Thin: every command reads its arguments, puts the parts together and runs them.
+
+mod arguments;
+mod assembly;
+mod evaluate;
+mod export;
+mod fleet;
+mod role;
+mod run;
+mod status;
+mod submit;
+mod supervise;
+
+use crate::error::Result;
+use arguments::{Arguments, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(crate::policy::COMPILE_COMMAND) {
+        let arguments: Vec<String> = std::env::args().skip(2).collect();
+        return crate::policy::compile_child(&arguments);
+    }
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: no threads for the runtime: {error}");
+            return ExitCode::from(70);
+        }
+    };
+    let outcome = runtime.block_on(dispatch(arguments.command));
+    // Transfers that nobody waits for any more must not hold up the exit.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", error.chain());
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+async fn dispatch(command: Command) -> Result<()> {
+    match command {
+        Command::Run(arguments) => run::command(arguments).await,
+        Command::Submit(arguments) => submit::command(arguments).await,
+        Command::Island(arguments) => role::island_command(arguments).await,
+        Command::Syncer(arguments) => role::syncer_command(arguments).await,
+        Command::Status(arguments) => status::command(arguments).await,
+        Command::Export(arguments) => export::command(arguments).await,
+        Command::Generate(arguments) => export::generate_command(&arguments),
+    }
+}

@@ -1,0 +1,78 @@
+//! One role by hand, or as a child of `tombolo run`.
+
+use super::arguments::{IslandArguments, SyncerArguments, Target};
+use super::assembly::{Run, cores, policy_runtime};
+use crate::bucket::Location;
+use crate::error::{Error, Result};
+use crate::event::Sink;
+use crate::island::{self, Drive};
+use crate::syncer;
+use std::future::Future;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub fn location(target: &Target) -> Location {
+    Location { url: target.bucket.clone(), endpoint: target.server.endpoint.clone() }
+}
+
+/// Completes when the process is asked to drain: Ctrl-C or SIGTERM; under a supervisor SIGTERM or the end of standard input (a Ctrl-C at the
+/// terminal reaches the whole group, and the supervisor decides who drains when).
+fn drained(supervised: bool) -> Result<impl Future<Output = ()>> {
+    let failed = |e| Error::unavailable("signals cannot be watched").because(e);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    Ok(async move {
+        if supervised {
+            let mut stdin = tokio::io::stdin();
+            let closed = async {
+                let mut buffer = [0u8; 64];
+                while matches!(stdin.read(&mut buffer).await, Ok(n) if n > 0) {}
+            };
+            tokio::select! {
+                biased;
+                _ = terminate.recv() => {}
+                () = closed => {}
+            }
+        } else {
+            tokio::select! {
+                biased;
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+    })
+}
+
+fn sink(supervised: bool) -> Sink {
+    if supervised { Sink::Lines } else { Sink::Words }
+}
+
+/// `tombolo island`.
+pub async fn island_command(arguments: IslandArguments) -> Result<()> {
+    let drain = drained(arguments.supervised)?;
+    let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let runtime = policy_runtime()?;
+    let threads = arguments.threads.unwrap_or_else(cores);
+    let sink = sink(arguments.supervised);
+    let site = run.site(&runtime, &arguments.name, threads, arguments.data.as_deref(), sink.clone()).await?;
+    let joined = island::join(site).await?;
+    let outcome = island::run(joined, Drive::Thread, drain).await?;
+    let why = outcome.stopped.unwrap_or_else(|| "it was told to drain".into());
+    sink.note(&arguments.name, format!("ends at step {}: {why}", outcome.status.step));
+    Ok(())
+}
+
+/// `tombolo syncer`.
+pub async fn syncer_command(arguments: SyncerArguments) -> Result<()> {
+    let drain = drained(arguments.supervised)?;
+    let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let runtime = policy_runtime()?;
+    let sink = sink(arguments.supervised);
+    let desk = run.desk(&runtime, arguments.threads.unwrap_or_else(cores), sink.clone()).await?;
+    let id = desk.id.clone();
+    match syncer::run(desk, drain).await? {
+        syncer::Ended::Stopped(reason) => sink.note(&id, format!("ends: {reason}")),
+        syncer::Ended::Drained => sink.note(&id, "ends: it was told to drain"),
+    }
+    Ok(())
+}

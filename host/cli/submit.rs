@@ -1,0 +1,153 @@
+//! Putting a run into a bucket: check everything first, then policies, the initial model, the run's record, the first log entry.
+//!
+//! A crash before the record leaves objects that nothing names; a crash between the record and the first entry leaves a run that the same
+//! command completes. Two machines that submit the same run at once end up with one.
+
+use super::arguments::{SpecArguments, SubmitArguments};
+use super::assembly::{Run, cores, open_corpus, policy_runtime, policy_wasm};
+use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, RunRecord, Version};
+use crate::bucket::{Bucket, Location};
+use crate::data::{Blocks, Corpus};
+use crate::error::{Error, Result};
+use crate::nonce::{nonce, sha256};
+use crate::outer::Fragments;
+use crate::policy::{Codec, Runtime};
+use crate::spec::{PolicySpec, Spec};
+use crate::syncer::Rules;
+use object_store::ObjectStore;
+use std::sync::Arc;
+use tombolo_engine::{Layout, Model};
+
+/// The spec that the arguments describe.
+pub fn read_spec(arguments: &SpecArguments) -> Result<Spec> {
+    let mut spec = match &arguments.spec {
+        Some(path) => {
+            let origin = path.display().to_string();
+            let text = std::fs::read_to_string(path)
+                .map_err(|e| Error::invalid(format!("{origin}: the run spec cannot be read")).because(e))?;
+            Spec::parse(&text, &origin)?
+        }
+        None => Spec::default(),
+    };
+    if let Some(run) = &arguments.run {
+        spec.run = run.clone();
+    }
+    if let Some(data) = &arguments.data {
+        spec.data.path = data.clone();
+    }
+    spec.islands = arguments.islands.unwrap_or(spec.islands);
+    spec.tokens = arguments.tokens.unwrap_or(spec.tokens);
+    spec.seed = arguments.seed.unwrap_or(spec.seed);
+    spec.check("the run spec with the command line")?;
+    Ok(spec)
+}
+
+/// Everything that a run is made of, checked, before anything is written.
+pub struct Draft {
+    record: RunRecord,
+    wasm: [Vec<u8>; 2],
+    model: Model,
+    fragments: Fragments,
+    /// The text.
+    pub corpus: Corpus,
+}
+
+impl Draft {
+    /// Checks the spec against the text, the engine and the policies.
+    ///
+    /// # Errors
+    /// Whatever does not fit; nothing has been written.
+    pub fn new(spec: &Spec, runtime: &Runtime) -> Result<Draft> {
+        let corpus = open_corpus(spec, None)?;
+        Blocks::new(&corpus, spec.seed, spec.model.context, spec.islands).map_err(|e| Error::invalid(e.to_string()))?;
+        let config = spec.model_config();
+        let layout = Layout::of(&config);
+        let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
+        let (codec, codec_wasm) = policy_use(&spec.codec, "codec", runtime)?;
+        let (merge, merge_wasm) = policy_use(&spec.merge, "merge", runtime)?;
+        let opened = runtime.load(&codec_wasm).and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
+        opened.map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e))?;
+        let record = RunRecord {
+            format: FORMAT,
+            nonce: nonce(),
+            spec: spec.clone(),
+            layout: fragments.fingerprint().to_string(),
+            corpus: corpus.fingerprint(),
+            fragments: fragments.count(),
+            codec,
+            merge,
+        };
+        let model = Model::init(&config, spec.seed)?;
+        Ok(Draft { record, wasm: [codec_wasm, merge_wasm], model, fragments, corpus })
+    }
+
+    /// Puts the run into the bucket, or finds that it is there already.
+    ///
+    /// # Errors
+    /// Another run has this name (with every difference), or the bucket does not answer.
+    pub async fn submit(self, store: Arc<dyn ObjectStore>) -> Result<Run> {
+        let bucket = Bucket::new(store, &self.record.spec.run);
+        let mut existing = bucket.run_record().await?;
+        if existing.is_none() {
+            for wasm in &self.wasm {
+                bucket.put_policy(wasm).await?;
+            }
+            existing = Some(bucket.create_run(&self.record).await?);
+        }
+        let existing = existing.expect("it was there or has been created");
+        let differences = self.record.differences(&existing);
+        if !differences.is_empty() {
+            return Err(Error::invalid(format!(
+                "the bucket already holds a different run called `{}`; give this one another name with --run. Differences:\n  {}",
+                self.record.spec.run,
+                differences.join("\n  ")
+            )));
+        }
+        if bucket.log_bytes(0).await?.is_none() {
+            let mut versions = Vec::new();
+            for p in 0..self.fragments.count() {
+                let values = self.fragments.gather(p, &self.model.parameters);
+                let hash = bucket.put_fragment(&self.fragments, p, p as u64, &values).await?;
+                versions.push(Version { round: p as u64, hash, state: None });
+            }
+            let outer = &existing.spec.outer;
+            let rules = Rules {
+                fragments: self.fragments.count() as u64,
+                sync_steps: outer.sync_steps as u64,
+                overlap_steps: outer.overlap_steps as u64,
+                quorum: outer.quorum,
+                grace_ratio: f64::from(outer.grace_ratio),
+            };
+            let body = Body::Start { versions, window: rules.window() };
+            // Somebody else's start entry is as good: it names its own objects.
+            bucket.append(&Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "submit".into(), term: 0, body }).await?;
+        }
+        Run::of(bucket, existing)
+    }
+}
+
+fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
+    let wasm = policy_wasm(spec, role)?;
+    let policy = runtime.load(&wasm).map_err(|e| Error::invalid(format!("{role}.policy: {}", spec.policy)).because(e))?;
+    let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
+    if !roles.iter().any(|r| r == role) {
+        return Err(Error::invalid(format!("{role}.policy: {}: expected a {role} policy, found {}", spec.policy, roles.join(" and "))));
+    }
+    let config = String::from_utf8(spec.config_json()).expect("JSON is UTF-8");
+    Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
+}
+
+/// `tombolo submit`.
+pub async fn command(arguments: SubmitArguments) -> Result<()> {
+    let spec = read_spec(&arguments.spec)?;
+    let location = Location { url: arguments.bucket, endpoint: arguments.server.endpoint };
+    if location.is_memory()? {
+        return Err(Error::invalid("memory: ends with this process; expected file:DIR or s3://BUCKET/PREFIX"));
+    }
+    let draft = Draft::new(&spec, &policy_runtime()?)?;
+    let run = draft.submit(location.open(true).await?).await?;
+    println!("run {} is in {}; start islands and a syncer on any machine that reaches it:", run.record.spec.run, location.url);
+    println!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
+    println!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
+    Ok(())
+}
