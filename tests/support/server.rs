@@ -291,7 +291,7 @@ impl Server {
                     self.log_tail()
                 ));
             }
-            match self.block_on(|client| probe(client)) {
+            match self.block_on(probe) {
                 Ok(()) => return Ok(()),
                 Err(problem) => last = problem,
             }
@@ -408,10 +408,9 @@ impl Drop for Server {
 /// Writes an object and reads it back, as servers list buckets before they can hold anything.
 async fn probe(client: Client) -> Result<(), String> {
     let bucket = "ready";
-    let text = |error: String| error;
     if client.head_bucket().bucket(bucket).send().await.is_err() {
         let created = client.create_bucket().bucket(bucket).send().await;
-        created.map_err(|error| text(DisplayErrorContext(error).to_string()))?;
+        created.map_err(|error| DisplayErrorContext(error).to_string())?;
     }
     let put = client
         .put_object()
@@ -420,9 +419,9 @@ async fn probe(client: Client) -> Result<(), String> {
         .body(ByteStream::from_static(b"ready"));
     put.send()
         .await
-        .map_err(|error| text(DisplayErrorContext(error).to_string()))?;
+        .map_err(|error| DisplayErrorContext(error).to_string())?;
     let got = client.get_object().bucket(bucket).key("probe").send().await;
-    let got = got.map_err(|error| text(DisplayErrorContext(error).to_string()))?;
+    let got = got.map_err(|error| DisplayErrorContext(error).to_string())?;
     let body = got
         .body
         .collect()
