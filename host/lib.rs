@@ -1,1 +1,2 @@
 //! Tombolo
+pub mod policy;

@@ -45,10 +45,7 @@ pub(crate) fn build_into(folder: &Path) -> Result<(), Failure> {
     let manifest = build(folder)?;
     println!("{} in {}", manifest.compiler, folder.display());
     for component in &manifest.components {
-        println!(
-            "{:>8} bytes  {}  {}",
-            component.bytes, component.sha256, component.name
-        );
+        println!("{:>8} bytes  {}  {}", component.bytes, component.sha256, component.name);
     }
     Ok(())
 }
@@ -92,10 +89,7 @@ pub(crate) fn check() -> Result<(), Failure> {
         );
         Ok(())
     } else {
-        Err(Failure::Failed(format!(
-            "bytes differ though sources and compiler agree: {}",
-            differing.join(", ")
-        )))
+        Err(Failure::Failed(format!("bytes differ though sources and compiler agree: {}", differing.join(", "))))
     }
 }
 
@@ -106,17 +100,14 @@ fn build(folder: &Path) -> Result<Manifest, Failure> {
     let target = root().join("target/plugins");
     let names = names()?;
     let mut command = compiler.cargo();
-    command
-        .current_dir(root().join("plugins"))
-        .env("CARGO_TARGET_DIR", &target)
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--locked",
-            "--target",
-            TARGET,
-        ]);
+    command.current_dir(root().join("plugins")).env("CARGO_TARGET_DIR", &target).args([
+        "build",
+        "--quiet",
+        "--release",
+        "--locked",
+        "--target",
+        TARGET,
+    ]);
     for name in &names {
         command.args(["-p", name]);
     }
@@ -125,26 +116,13 @@ fn build(folder: &Path) -> Result<Manifest, Failure> {
     fs::create_dir_all(folder)?;
     let mut components = Vec::new();
     for name in names {
-        let built = target
-            .join(TARGET)
-            .join("release")
-            .join(format!("{}.wasm", name.replace('-', "_")));
+        let built = target.join(TARGET).join("release").join(format!("{}.wasm", name.replace('-', "_")));
         let bytes = fs::read(&built)?;
         fs::write(folder.join(format!("{name}.wasm")), &bytes)?;
-        components.push(Component {
-            name,
-            sha256: hex(&Sha256::digest(&bytes)),
-            bytes: bytes.len() as u64,
-        });
+        components.push(Component { name, sha256: hex(&Sha256::digest(&bytes)), bytes: bytes.len() as u64 });
     }
-    let manifest = Manifest {
-        format: 1,
-        compiler: compiler.version().into(),
-        source,
-        components,
-    };
-    let mut json = serde_json::to_string_pretty(&manifest)
-        .map_err(|error| Failure::Failed(error.to_string()))?;
+    let manifest = Manifest { format: 1, compiler: compiler.version().into(), source, components };
+    let mut json = serde_json::to_string_pretty(&manifest).map_err(|error| Failure::Failed(error.to_string()))?;
     json.push('\n');
     fs::write(folder.join("manifest.json"), json)?;
     Ok(manifest)
@@ -152,16 +130,17 @@ fn build(folder: &Path) -> Result<Manifest, Failure> {
 
 /// The packages under plugins/ that build to a component, sorted.
 fn names() -> Result<Vec<String>, Failure> {
-    let json = run(Command::new(cargo())
-        .current_dir(root().join("plugins"))
-        .args(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let json = run(Command::new(cargo()).current_dir(root().join("plugins")).args([
+        "metadata",
+        "--no-deps",
+        "--format-version",
+        "1",
+    ]))?;
     let metadata: serde_json::Value =
         serde_json::from_str(&json).map_err(|error| Failure::Failed(error.to_string()))?;
     let list = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
     let is_component = |package: &serde_json::Value| {
-        list(&package["targets"])
-            .iter()
-            .any(|target| list(&target["kind"]).iter().any(|kind| kind == "cdylib"))
+        list(&package["targets"]).iter().any(|target| list(&target["kind"]).iter().any(|kind| kind == "cdylib"))
     };
     let mut names: Vec<String> = list(&metadata["packages"])
         .iter()
@@ -180,11 +159,7 @@ fn source_hash() -> Result<String, Failure> {
     files.sort();
     let mut hash = Sha256::new();
     for file in files {
-        let name = file
-            .strip_prefix(root())
-            .unwrap_or(&file)
-            .to_string_lossy()
-            .into_owned();
+        let name = file.strip_prefix(root()).unwrap_or(&file).to_string_lossy().into_owned();
         let bytes = fs::read(&file)?;
         for part in [name.as_bytes(), &bytes] {
             hash.update((part.len() as u64).to_le_bytes());

@@ -31,13 +31,9 @@ pub(crate) struct Compiler {
 impl Compiler {
     /// Finds one, by the ways that the module names, in this order.
     pub(crate) fn find() -> Result<Compiler, Failure> {
-        let installed =
-            std::env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
+        let installed = std::env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
         if has_std(&installed) {
-            return Ok(Compiler {
-                rustc: None,
-                version: version(&installed)?,
-            });
+            return Ok(Compiler { rustc: None, version: version(&installed)? });
         }
         let rustc = private_sysroot().map_err(|why| {
             let why = match why {
@@ -48,10 +44,7 @@ impl Compiler {
                 why.trim_end()
             ))
         })?;
-        Ok(Compiler {
-            version: version(&rustc)?,
-            rustc: Some(rustc),
-        })
+        Ok(Compiler { version: version(&rustc)?, rustc: Some(rustc) })
     }
 
     /// First line of its version.
@@ -64,23 +57,14 @@ impl Compiler {
         let bin = linker_folder();
         let flags = [
             "-Ctarget-feature=+simd128".to_string(),
-            format!(
-                "-Clink-arg=--wasm-ld-path={}",
-                bin.join("gcc-ld/wasm-ld").display()
-            ),
+            format!("-Clink-arg=--wasm-ld-path={}", bin.join("gcc-ld/wasm-ld").display()),
             format!("--remap-path-prefix={}=/tombolo", root().display()),
             format!("--remap-path-prefix={}=/cargo", cargo_home().display()),
         ];
         let mut command = clean_cargo();
         command
-            .env(
-                "CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER",
-                bin.join("wasm-component-ld"),
-            )
-            .env(
-                "CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS",
-                flags.join(" "),
-            );
+            .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", bin.join("wasm-component-ld"))
+            .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", flags.join(" "));
         if let Some(rustc) = &self.rustc {
             command.env("RUSTC", rustc);
         }
@@ -116,9 +100,7 @@ fn cache() -> PathBuf {
     if let Some(folder) = std::env::var_os("TOMBOLO_GUEST_CACHE") {
         return folder.into();
     }
-    std::env::var_os("XDG_CACHE_HOME")
-        .map_or_else(|| home().join(".cache"), PathBuf::from)
-        .join("tombolo/guest")
+    std::env::var_os("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from).join("tombolo/guest")
 }
 
 fn version(rustc: &Path) -> Result<String, Failure> {
@@ -133,28 +115,17 @@ fn has_std(rustc: &Path) -> bool {
 
 /// Whether `folder` holds a file whose name starts with `prefix`.
 fn holds(folder: &Path, prefix: &str) -> bool {
-    fs::read_dir(folder).is_ok_and(|entries| {
-        entries
-            .flatten()
-            .any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-    })
+    fs::read_dir(folder)
+        .is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(prefix)))
 }
 
 /// Where the installed toolchain keeps its linkers: they come with every rustup toolchain, whatever its targets.
 fn linker_folder() -> PathBuf {
-    let print = |what: &[&str]| {
-        run(Command::new("rustc").env_remove("RUSTC").args(what)).unwrap_or_default()
-    };
+    let print = |what: &[&str]| run(Command::new("rustc").env_remove("RUSTC").args(what)).unwrap_or_default();
     let sysroot = print(&["--print", "sysroot"]);
     let version = print(&["-vV"]);
-    let host = version
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .unwrap_or_default();
-    Path::new(sysroot.trim())
-        .join("lib/rustlib")
-        .join(host)
-        .join("bin")
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
+    Path::new(sysroot.trim()).join("lib/rustlib").join(host).join("bin")
 }
 
 /// A compiler whose private sysroot has the target's standard library, made if need be.
@@ -162,20 +133,13 @@ fn private_sysroot() -> Result<PathBuf, Failure> {
     fs::create_dir_all(cache())?;
     let rustc = distribution()?;
     let version = run(Command::new(&rustc).arg("-vV"))?;
-    let key: String = Sha256::digest(&version)
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let key: String = Sha256::digest(&version).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     let sysroot = cache().join(format!("sysroot-{key}"));
     let wrapper = sysroot.join("rustc.sh");
     if wrapper.exists() {
         return Ok(wrapper);
     }
-    eprintln!(
-        "building the standard library for {TARGET} once, with {}",
-        version.lines().next().unwrap_or_default()
-    );
+    eprintln!("building the standard library for {TARGET} once, with {}", version.lines().next().unwrap_or_default());
     let scratch = cache().join(format!("scratch-{}", std::process::id()));
     let made = make_sysroot(&rustc, &version, &scratch, &sysroot);
     let _ = fs::remove_dir_all(&scratch);
@@ -183,12 +147,7 @@ fn private_sysroot() -> Result<PathBuf, Failure> {
 }
 
 /// Builds the standard library in `scratch` and moves the finished sysroot into place, so that a half-made one is never seen.
-fn make_sysroot(
-    rustc: &Path,
-    version: &str,
-    scratch: &Path,
-    sysroot: &Path,
-) -> Result<(), Failure> {
+fn make_sysroot(rustc: &Path, version: &str, scratch: &Path, sysroot: &Path) -> Result<(), Failure> {
     let package = scratch.join("package");
     fs::create_dir_all(package.join("src"))?;
     let manifest = "[package]\nname = \"empty\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\n[profile.release]\npanic = \"abort\"\nopt-level = 3\n\n[workspace]\n";
@@ -198,10 +157,7 @@ fn make_sysroot(
     let flags = [
         "-Ctarget-feature=+simd128".to_string(),
         "-Cembed-bitcode=yes".to_string(),
-        format!(
-            "--remap-path-prefix={}=/rust",
-            theirs.join("lib/rustlib/src/rust").display()
-        ),
+        format!("--remap-path-prefix={}=/rust", theirs.join("lib/rustlib/src/rust").display()),
         format!("--remap-path-prefix={}=/cargo", cargo_home().display()),
     ];
     // RUSTC_BOOTSTRAP: building the library is behind a nightly flag, whichever compiler does it.
@@ -211,14 +167,7 @@ fn make_sysroot(
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", flags.join(" "))
         .env("CARGO_TARGET_DIR", scratch.join("target"))
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "-Zbuild-std=std,panic_abort",
-            "--target",
-            TARGET,
-        ]))?;
+        .args(["build", "--quiet", "--release", "-Zbuild-std=std,panic_abort", "--target", TARGET]))?;
 
     let staged = scratch.join("sysroot");
     let libraries = staged.join("lib/rustlib").join(TARGET).join("lib");
@@ -236,25 +185,12 @@ fn make_sysroot(
         ));
     }
     // Procedural macros run on this machine: their half of the sysroot stays the distribution's.
-    let host = version
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .unwrap_or_default();
-    std::os::unix::fs::symlink(
-        theirs.join("lib/rustlib").join(host),
-        staged.join("lib/rustlib").join(host),
-    )?;
-    let script = format!(
-        "#!/bin/sh\nexec '{}' --sysroot '{}' \"$@\"\n",
-        rustc.display(),
-        sysroot.display()
-    );
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
+    std::os::unix::fs::symlink(theirs.join("lib/rustlib").join(host), staged.join("lib/rustlib").join(host))?;
+    let script = format!("#!/bin/sh\nexec '{}' --sysroot '{}' \"$@\"\n", rustc.display(), sysroot.display());
     write_script(&staged.join("rustc.sh"), &script)?;
     if fs::rename(&staged, sysroot).is_err() && !sysroot.join("rustc.sh").exists() {
-        return Err(Failure::Failed(format!(
-            "cannot move the finished sysroot to {}",
-            sysroot.display()
-        )));
+        return Err(Failure::Failed(format!("cannot move the finished sysroot to {}", sysroot.display())));
     }
     Ok(())
 }
@@ -277,18 +213,13 @@ fn distribution() -> Result<PathBuf, Failure> {
     if has_sources(&cached) {
         Ok(cached)
     } else {
-        Err(Failure::Failed(
-            "the fetched compiler has no library sources beside it".into(),
-        ))
+        Err(Failure::Failed("the fetched compiler has no library sources beside it".into()))
     }
 }
 
 fn has_sources(rustc: &Path) -> bool {
-    run(Command::new(rustc).args(["--print", "sysroot"])).is_ok_and(|sysroot| {
-        Path::new(sysroot.trim())
-            .join("lib/rustlib/src/rust/library/Cargo.lock")
-            .exists()
-    })
+    run(Command::new(rustc).args(["--print", "sysroot"]))
+        .is_ok_and(|sysroot| Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/Cargo.lock").exists())
 }
 
 /// Unpacks Debian's compiler and sources into the cache.
@@ -297,7 +228,11 @@ fn fetch_debian() -> Result<(), Failure> {
     let version = (policy.lines())
         .find_map(|line| line.trim().strip_prefix("Candidate: "))
         .filter(|version| *version != "(none)")
-        .ok_or_else(|| Failure::Failed("apt knows no package rust-web-src (is its list of packages there? `apt-get update`)".into()))?;
+        .ok_or_else(|| {
+            Failure::Failed(
+                "apt knows no package rust-web-src (is its list of packages there? `apt-get update`)".into(),
+            )
+        })?;
     let depends = |package: &str, prefix: &str| -> Result<String, Failure> {
         let text = run(Command::new("apt-cache").args(["depends", package]))?;
         text.lines()
@@ -306,25 +241,19 @@ fn fetch_debian() -> Result<(), Failure> {
             .map(String::from)
             .ok_or_else(|| Failure::Failed(format!("{package} depends on no {prefix}…")))
     };
-    let std = depends(
-        &format!("libstd-rust-web-dev={version}"),
-        "libstd-rust-web-",
-    )?;
+    let std = depends(&format!("libstd-rust-web-dev={version}"), "libstd-rust-web-")?;
     let llvm = depends(&std, "libllvm")?;
 
     let scratch = cache().join(format!("debian-{}", std::process::id()));
     let packages = scratch.join("packages");
     fs::create_dir_all(&packages)?;
-    let fetched = run(Command::new("apt-get")
-        .current_dir(&packages)
-        .args(["download", "-q"])
-        .args([
-            format!("rustc-web={version}"),
-            format!("libstd-rust-web-dev={version}"),
-            format!("{std}={version}"),
-            format!("rust-web-src={version}"),
-            llvm,
-        ]))
+    let fetched = run(Command::new("apt-get").current_dir(&packages).args(["download", "-q"]).args([
+        format!("rustc-web={version}"),
+        format!("libstd-rust-web-dev={version}"),
+        format!("{std}={version}"),
+        format!("rust-web-src={version}"),
+        llvm,
+    ]))
     .and_then(|_| unpack(&packages, &scratch.join("root")));
     if let Err(failure) = fetched {
         let _ = fs::remove_dir_all(&scratch);
