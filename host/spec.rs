@@ -208,7 +208,11 @@ impl Default for KeepSpec {
 impl PolicySpec {
     /// The configuration as the policy receives it: JSON, keys in order; nothing for an empty table.
     pub fn config_json(&self) -> Vec<u8> {
-        if self.config.is_empty() { Vec::new() } else { serde_json::to_vec(&self.config).expect("a TOML table is valid JSON") }
+        if self.config.is_empty() {
+            Vec::new()
+        } else {
+            serde_json::to_vec(&self.config).expect("a TOML table is valid JSON")
+        }
     }
 }
 
@@ -247,10 +251,16 @@ impl Spec {
             && !self.run.starts_with('-')
             && self.run.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             && self.run != "policy";
-        want(name_ok, format!("run: expected 1 to 64 lower-case letters, digits and dashes, not `policy`; found `{}`", self.run));
+        want(
+            name_ok,
+            format!("run: expected 1 to 64 lower-case letters, digits and dashes, not `policy`; found `{}`", self.run),
+        );
         want(self.tokens > 0, "tokens: expected at least 1, found 0".into());
         want((1..=1024).contains(&self.islands), format!("islands: expected 1 to 1024, found {}", self.islands));
-        want((1..=65_536).contains(&self.train.batch), format!("train.batch: expected 1 to 65536, found {}", self.train.batch));
+        want(
+            (1..=65_536).contains(&self.train.batch),
+            format!("train.batch: expected 1 to 65536, found {}", self.train.batch),
+        );
         for (name, value, low, high) in [
             ("train.learning_rate", self.train.learning_rate, 0.0, 10.0),
             ("train.warmup_ratio", self.train.warmup_ratio, 0.0, 1.0),
@@ -277,7 +287,12 @@ impl Spec {
             want((low..=high).contains(&value), format!("{name}: expected {low} to {high}, found {value}"));
         }
         for (role, policy) in [("codec", &self.codec), ("merge", &self.merge)] {
-            want(!policy.policy.is_empty(), format!("{role}.policy: expected a bundled policy's name or the path of a .wasm component, found nothing"));
+            want(
+                !policy.policy.is_empty(),
+                format!(
+                    "{role}.policy: expected a bundled policy's name or the path of a .wasm component, found nothing"
+                ),
+            );
         }
         if problems.is_empty() { Ok(()) } else { Err(refusal(origin, &problems)) }
     }
@@ -320,7 +335,12 @@ impl Spec {
 
 fn refusal(origin: &str, problems: &[String]) -> Error {
     let list: Vec<String> = problems.iter().map(|p| format!("\n  {p}")).collect();
-    Error::invalid(format!("{origin}: {} problem{} in the run spec:{}", problems.len(), if problems.len() == 1 { "" } else { "s" }, list.concat()))
+    Error::invalid(format!(
+        "{origin}: {} problem{} in the run spec:{}",
+        problems.len(),
+        if problems.len() == 1 { "" } else { "s" },
+        list.concat()
+    ))
 }
 
 /// Walks `found` beside `known` (the default spec, which has every field) and notes unknown fields and wrong types.
@@ -375,7 +395,9 @@ mod tests {
 
     #[test]
     fn impossible_shapes_and_values_are_refused_together() {
-        let error = Spec::parse("[model]\nhidden_size = 130\nheads = 4\n[outer]\nquorum = 0\n", "x.toml").unwrap_err().to_string();
+        let error = Spec::parse("[model]\nhidden_size = 130\nheads = 4\n[outer]\nquorum = 0\n", "x.toml")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("quorum") && error.contains("hidden_size"), "{error}");
     }
 

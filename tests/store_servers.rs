@@ -49,9 +49,7 @@ async fn race(name: &str, store: Arc<AmazonS3>, path: Path) -> (Duration, Vec<Du
             start.wait().await;
             let began = Instant::now();
             let body = format!("racer {racer}").into();
-            let result = store
-                .put_opts(&path, body, PutOptions::from(PutMode::Create))
-                .await;
+            let result = store.put_opts(&path, body, PutOptions::from(PutMode::Create)).await;
             (racer, result, began.elapsed())
         })
     };
@@ -66,18 +64,8 @@ async fn race(name: &str, store: Arc<AmazonS3>, path: Path) -> (Duration, Vec<Du
     }
     assert_eq!(winners.len(), 1, "{name}: winners of {path}: {winners:?}");
     let (winner, won) = winners[0];
-    let body = store
-        .get(&path)
-        .await
-        .expect("the object")
-        .bytes()
-        .await
-        .expect("its body");
-    assert_eq!(
-        body,
-        format!("racer {winner}"),
-        "{name}: the winner's body is what is there"
-    );
+    let body = store.get(&path).await.expect("the object").bytes().await.expect("its body");
+    assert_eq!(body, format!("racer {winner}"), "{name}: the winner's body is what is there");
     (won, lost)
 }
 
@@ -86,9 +74,7 @@ async fn of_sixteen_who_create_one_key_exactly_one_wins() {
     for server in servers() {
         let store = Arc::new(store(server, &server.bucket()));
         let path = |key: usize| Path::from(format!("run/log/{key:020}.json"));
-        let races: Vec<_> = (0..KEYS)
-            .map(|key| tokio::spawn(race(server.name, store.clone(), path(key))))
-            .collect();
+        let races: Vec<_> = (0..KEYS).map(|key| tokio::spawn(race(server.name, store.clone(), path(key)))).collect();
         let (mut won, mut lost) = (Vec::new(), Vec::new());
         for race in races {
             let (winner, losers) = race.await.expect("one winner");
@@ -117,15 +103,9 @@ async fn a_lone_writer_is_answered_quickly() {
             let path = Path::from(format!("run/log/{key:020}.json"));
             let began = Instant::now();
             let options = PutOptions::from(PutMode::Create);
-            store
-                .put_opts(&path, vec![b'x'; 1024].into(), options)
-                .await
-                .expect("created");
+            store.put_opts(&path, vec![b'x'; 1024].into(), options).await.expect("created");
             times.push(began.elapsed());
-            assert_eq!(
-                store.get(&path).await.expect("read after write").meta.size,
-                1024
-            );
+            assert_eq!(store.get(&path).await.expect("read after write").meta.size, 1024);
         }
         times.sort();
         support::say(&format!(
@@ -145,14 +125,7 @@ fn a_dropped_server_is_gone_and_leaves_nothing_behind() {
         assert!(folder.join("data").is_dir() && TcpStream::connect(&address).is_ok());
         let name = server.name;
         drop(server);
-        assert!(
-            TcpStream::connect(&address).is_err(),
-            "{name} still listens"
-        );
-        assert!(
-            fs::metadata(&folder).is_err(),
-            "{name} left {}",
-            folder.display()
-        );
+        assert!(TcpStream::connect(&address).is_err(), "{name} still listens");
+        assert!(fs::metadata(&folder).is_err(), "{name} left {}", folder.display());
     }
 }

@@ -131,8 +131,11 @@ impl Keys {
         let text = key.as_ref().strip_prefix(self.run.as_str())?.strip_prefix("/offer/")?;
         let (round, name) = text.split_once('/')?;
         let (island, incarnation) = name.strip_suffix(".arrow")?.split_once('.')?;
-        is_name(island)
-            .then_some(OfferId { round: number(round, 20)?, island: island.to_string(), incarnation: number(incarnation, 6)? })
+        is_name(island).then_some(OfferId {
+            round: number(round, 20)?,
+            island: island.to_string(),
+            incarnation: number(incarnation, 6)?,
+        })
     }
 
     /// An island's heartbeat.

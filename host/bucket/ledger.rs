@@ -179,7 +179,12 @@ impl Ledger {
                 assert_eq!(seq, self.next, "entries are read in order, none left out");
                 self.next += 1;
                 self.void.push(seq);
-                Err(Violation { seq, rule: "an entry is JSON of its form", expected: "a log entry".into(), found: error.to_string() })
+                Err(Violation {
+                    seq,
+                    rule: "an entry is JSON of its form",
+                    expected: "a log entry".into(),
+                    found: error.to_string(),
+                })
             }
         }
     }
@@ -213,7 +218,11 @@ impl Ledger {
     /// The rule that the entry breaks.
     pub fn check(&self, seq: u64, entry: &Entry) -> Result<(), Violation> {
         let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-            if ok { Ok(()) } else { Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") })
+            }
         };
         rule(entry.format == FORMAT, "the format is known", &FORMAT, &entry.format)?;
         rule(entry.seq == seq, "an entry names its index", &seq, &entry.seq)?;
@@ -221,9 +230,19 @@ impl Ledger {
         match &entry.body {
             Body::Start { versions, window } => {
                 rule(seq == 0, "only the first entry starts the run", &0, &seq)?;
-                rule(versions.len() as u64 == self.fragments, "one version per fragment", &self.fragments, &versions.len())?;
+                rule(
+                    versions.len() as u64 == self.fragments,
+                    "one version per fragment",
+                    &self.fragments,
+                    &versions.len(),
+                )?;
                 let rounds: Vec<u64> = versions.iter().map(|v| v.round).collect();
-                rule(rounds.iter().copied().eq(0..self.fragments), "round p makes the initial fragment p", &(0..self.fragments), &rounds)?;
+                rule(
+                    rounds.iter().copied().eq(0..self.fragments),
+                    "round p makes the initial fragment p",
+                    &(0..self.fragments),
+                    &rounds,
+                )?;
                 rule(*window >= 1, "at least one round is open", &1, window)
             }
             Body::Commit(commit) => {
@@ -237,11 +256,20 @@ impl Ledger {
 
     fn check_commit(&self, seq: u64, commit: &Commit) -> Result<(), Violation> {
         let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-            if ok { Ok(()) } else { Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") })
+            }
         };
         let p = self.fragment_of(commit.round);
         rule(commit.round == self.next_round, "rounds are committed in order", &self.next_round, &commit.round)?;
-        rule(commit.base == self.versions[p], "a commit extends the current version of its fragment", &self.versions[p], &commit.base)?;
+        rule(
+            commit.base == self.versions[p],
+            "a commit extends the current version of its fragment",
+            &self.versions[p],
+            &commit.base,
+        )?;
         rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
         rule(commit.merge == self.merge, "the active policy merged", &self.merge, &commit.merge)?;
         rule(commit.pace.window >= 1, "at least one round is open", &1, &commit.pace.window)?;
@@ -250,15 +278,40 @@ impl Ledger {
         let mut tokens = 0u64;
         for offer in &commit.offers {
             let id = (offer.id.round, offer.id.island.clone(), offer.id.incarnation);
-            rule(!self.decided.contains(&id) && ids.insert(id.clone()), "an offer has one fate", &"an undecided offer", &id)?;
-            rule(offer.id.round < self.open_rounds().end, "an offer is for a round that was open", &self.open_rounds(), &id)?;
+            rule(
+                !self.decided.contains(&id) && ids.insert(id.clone()),
+                "an offer has one fate",
+                &"an undecided offer",
+                &id,
+            )?;
+            rule(
+                offer.id.round < self.open_rounds().end,
+                "an offer is for a round that was open",
+                &self.open_rounds(),
+                &id,
+            )?;
             if offer.fate != Fate::Merged {
                 continue;
             }
             rule(offer.id.round == commit.round, "a merged offer is for this round", &commit.round, &offer.id.round)?;
-            rule(islands.insert(&offer.id.island), "an island is merged once in a round", &"one offer", &offer.id.island)?;
-            rule(offer.weight.is_finite() && offer.weight > 0.0, "a merged offer has a weight", &"more than 0", &offer.weight)?;
-            rule(offer.tokens > 0 && offer.steps > 0, "a merged offer has tokens and steps", &"more than 0", &(offer.tokens, offer.steps))?;
+            rule(
+                islands.insert(&offer.id.island),
+                "an island is merged once in a round",
+                &"one offer",
+                &offer.id.island,
+            )?;
+            rule(
+                offer.weight.is_finite() && offer.weight > 0.0,
+                "a merged offer has a weight",
+                &"more than 0",
+                &offer.weight,
+            )?;
+            rule(
+                offer.tokens > 0 && offer.steps > 0,
+                "a merged offer has tokens and steps",
+                &"more than 0",
+                &(offer.tokens, offer.steps),
+            )?;
             let staleness = self.staleness(commit.round, offer.base);
             rule(
                 staleness.is_some_and(|s| s <= self.staleness_max),
@@ -266,7 +319,12 @@ impl Ledger {
                 &format!("at most {} versions back", self.staleness_max),
                 &offer.base,
             )?;
-            rule(!self.counts_twice(&offer.id.island, p, offer.base), "no token is counted twice", &"a base at or after its last merge", &offer.base)?;
+            rule(
+                !self.counts_twice(&offer.id.island, p, offer.base),
+                "no token is counted twice",
+                &"a base at or after its last merge",
+                &offer.base,
+            )?;
             tokens = tokens.saturating_add(offer.tokens);
         }
         rule(!islands.is_empty(), "a commit merges at least one offer", &"1", &0)?;

@@ -38,12 +38,16 @@ impl Location {
         if let Some(rest) = url.strip_prefix("s3://") {
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             if bucket.is_empty() {
-                return Err(Error::invalid(format!("{url}: expected s3://BUCKET or s3://BUCKET/PREFIX, found no bucket")));
+                return Err(Error::invalid(format!(
+                    "{url}: expected s3://BUCKET or s3://BUCKET/PREFIX, found no bucket"
+                )));
             }
             return Ok(Place::S3 { bucket: bucket.to_string(), prefix: prefix.trim_matches('/').to_string() });
         }
         if url.contains("://") || url.is_empty() {
-            return Err(Error::invalid(format!("`{url}`: expected file:DIR, memory: or s3://BUCKET/PREFIX as the bucket")));
+            return Err(Error::invalid(format!(
+                "`{url}`: expected file:DIR, memory: or s3://BUCKET/PREFIX as the bucket"
+            )));
         }
         Ok(Place::File(url.into()))
     }
@@ -65,14 +69,19 @@ impl Location {
             Place::Memory => Ok(Arc::new(InMemory::new())),
             Place::File(path) => {
                 if create {
-                    std::fs::create_dir_all(&path)
-                        .map_err(|e| Error::invalid(format!("{}: the bucket's directory cannot be made", path.display())).because(e))?;
+                    std::fs::create_dir_all(&path).map_err(|e| {
+                        Error::invalid(format!("{}: the bucket's directory cannot be made", path.display())).because(e)
+                    })?;
                 }
                 if !path.is_dir() {
-                    return Err(Error::invalid(format!("{}: expected a directory that is a bucket, found none", path.display())));
+                    return Err(Error::invalid(format!(
+                        "{}: expected a directory that is a bucket, found none",
+                        path.display()
+                    )));
                 }
-                let store = LocalFileSystem::new_with_prefix(&path)
-                    .map_err(|e| Error::invalid(format!("{}: cannot be used as a bucket", path.display())).because(e))?;
+                let store = LocalFileSystem::new_with_prefix(&path).map_err(|e| {
+                    Error::invalid(format!("{}: cannot be used as a bucket", path.display())).because(e)
+                })?;
                 Ok(Arc::new(store.with_automatic_cleanup(true)))
             }
             Place::S3 { bucket, prefix } => {
@@ -83,7 +92,11 @@ impl Location {
                 }
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(&bucket)
-                    .with_retry(RetryConfig { max_retries: 4, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() })
+                    .with_retry(RetryConfig {
+                        max_retries: 4,
+                        retry_timeout: Duration::from_secs(30),
+                        ..RetryConfig::default()
+                    })
                     .with_client_options(
                         ClientOptions::new()
                             .with_connect_timeout(Duration::from_secs(5))
@@ -109,17 +122,28 @@ impl Location {
     }
 
     async fn create_s3_bucket(&self, bucket: &str) -> Result<()> {
-        use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation};
+        use aws_sdk_s3::config::{
+            BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
+        };
         let variable = |name: &str| {
-            std::env::var(name).map_err(|_| Error::invalid(format!("{}: the environment variable {name} is not set", self.url)))
+            std::env::var(name)
+                .map_err(|_| Error::invalid(format!("{}: the environment variable {name} is not set", self.url)))
         };
         let token = std::env::var("AWS_SESSION_TOKEN").ok();
-        let credentials =
-            Credentials::new(variable("AWS_ACCESS_KEY_ID")?, variable("AWS_SECRET_ACCESS_KEY")?, token, None, "environment");
-        let region = std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".into());
+        let credentials = Credentials::new(
+            variable("AWS_ACCESS_KEY_ID")?,
+            variable("AWS_SECRET_ACCESS_KEY")?,
+            token,
+            None,
+            "environment",
+        );
+        let region =
+            std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".into());
         let endpoint = self.endpoint.clone().unwrap_or_default();
         let http = aws_smithy_http_client::Builder::new()
-            .tls_provider(aws_smithy_http_client::tls::Provider::Rustls(aws_smithy_http_client::tls::rustls_provider::CryptoMode::Ring))
+            .tls_provider(aws_smithy_http_client::tls::Provider::Rustls(
+                aws_smithy_http_client::tls::rustls_provider::CryptoMode::Ring,
+            ))
             .build_https();
         let config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())

@@ -129,7 +129,8 @@ fn batch(schema: &Arc<Schema>, chunk: Chunk) -> Result<RecordBatch> {
         Arc::new(UInt32Array::from(vec![chunk.elements])),
         data,
     ];
-    RecordBatch::try_new(schema.clone(), columns).map_err(|e| Error::bug("a chunk does not fit its own schema").because(e))
+    RecordBatch::try_new(schema.clone(), columns)
+        .map_err(|e| Error::bug("a chunk does not fit its own schema").because(e))
 }
 
 /// Writes an object: `header` and `chunks`, in order, under `key`. Small objects are one put; large ones a multipart upload whose parts are
@@ -158,7 +159,10 @@ pub async fn write<H: Serialize>(
             written += part.len() as u64;
             let open = match upload.take() {
                 Some(open) => open,
-                None => WriteMultipart::new_with_chunk_size(store.put_multipart(key).await.map_err(unavailable)?, PART_BYTES),
+                None => WriteMultipart::new_with_chunk_size(
+                    store.put_multipart(key).await.map_err(unavailable)?,
+                    PART_BYTES,
+                ),
             };
             let mut open = open;
             open.wait_for_capacity(2).await.map_err(unavailable)?;
@@ -206,7 +210,9 @@ pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, byte
     while let Some(part) = stream.next().await {
         let part = part.map_err(unavailable)?;
         if body.len() as u64 + part.len() as u64 > bytes_max {
-            return Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found more than the store had announced")));
+            return Err(Error::corrupt(format!(
+                "{key}: expected at most {bytes_max} bytes, found more than the store had announced"
+            )));
         }
         body.extend_from_slice(&part);
     }
@@ -226,10 +232,13 @@ pub fn parse<H: DeserializeOwned>(name: &str, body: Bytes) -> Result<Object<H>> 
         .metadata()
         .get("tombolo")
         .ok_or_else(|| corrupt("expected a `tombolo` header in the schema's metadata, found none"))?;
-    let header = serde_json::from_str(text).map_err(|e| corrupt("its header is not of the expected form").because(e))?;
+    let header =
+        serde_json::from_str(text).map_err(|e| corrupt("its header is not of the expected form").because(e))?;
     let encoded = file_schema.fields().last().is_some_and(|f| f.name() == "bytes");
     if file_schema.fields() != schema(encoded, String::new()).fields() {
-        return Err(corrupt("expected the columns section, tensor, offset, elements and values or bytes, found others"));
+        return Err(corrupt(
+            "expected the columns section, tensor, offset, elements and values or bytes, found others",
+        ));
     }
     let mut chunks = Vec::new();
     for batch in reader {
@@ -259,7 +268,12 @@ pub fn parse<H: DeserializeOwned>(name: &str, body: Bytes) -> Result<Object<H>> 
 }
 
 /// Cuts the flat vectors of one section into chunks: `lengths` are the elements of its tensors, one after another in `flat`.
-pub fn cut<'a>(section: &'a str, lengths: &'a [usize], flat: &'a [f32], chunk_elements: usize) -> impl Iterator<Item = Chunk> + 'a {
+pub fn cut<'a>(
+    section: &'a str,
+    lengths: &'a [usize],
+    flat: &'a [f32],
+    chunk_elements: usize,
+) -> impl Iterator<Item = Chunk> + 'a {
     let mut start = 0usize;
     lengths.iter().enumerate().flat_map(move |(tensor, &length)| {
         let tensor_start = start;
@@ -310,7 +324,10 @@ pub fn join(name: &str, section: &str, lengths: &[usize], chunks: &[Chunk]) -> R
         }
     }
     if flat.len() != total {
-        return Err(Error::corrupt(format!("{name}: section {section}: expected {total} values, found {}", flat.len())));
+        return Err(Error::corrupt(format!(
+            "{name}: section {section}: expected {total} values, found {}",
+            flat.len()
+        )));
     }
     Ok(flat)
 }

@@ -47,9 +47,10 @@ impl Bucket {
     async fn get(&self, key: &Path) -> Result<Option<Bytes>> {
         let unavailable = |e| Error::unavailable(format!("{key}: cannot be read")).because(e);
         match self.store.get(key).await {
-            Ok(found) if found.meta.size > RECORD_BYTES_MAX => {
-                Err(Error::corrupt(format!("{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}", found.meta.size)))
-            }
+            Ok(found) if found.meta.size > RECORD_BYTES_MAX => Err(Error::corrupt(format!(
+                "{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}",
+                found.meta.size
+            ))),
             Ok(found) => found.bytes().await.map(Some).map_err(unavailable),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(unavailable(error)),
@@ -58,9 +59,9 @@ impl Bucket {
 
     async fn get_json<T: DeserializeOwned>(&self, key: &Path) -> Result<Option<T>> {
         let Some(bytes) = self.get(key).await? else { return Ok(None) };
-        serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|e| Error::corrupt(format!("{key}: expected a record of format {FORMAT}, found something else")).because(e))
+        serde_json::from_slice(&bytes).map(Some).map_err(|e| {
+            Error::corrupt(format!("{key}: expected a record of format {FORMAT}, found something else")).because(e)
+        })
     }
 
     async fn put(&self, key: &Path, body: Bytes) -> Result<()> {
@@ -113,7 +114,10 @@ impl Bucket {
     pub async fn create_run(&self, record: &RunRecord) -> Result<RunRecord> {
         match create(&*self.store, &self.keys.run(), json(record)).await? {
             Created::Mine => Ok(record.clone()),
-            Created::Other(_) => self.run_record().await?.ok_or_else(|| Error::corrupt(format!("{}: was there and is gone", self.keys.run()))),
+            Created::Other(_) => self
+                .run_record()
+                .await?
+                .ok_or_else(|| Error::corrupt(format!("{}: was there and is gone", self.keys.run()))),
         }
     }
 
@@ -178,13 +182,21 @@ impl Bucket {
     /// Unavailable if it is absent; corrupt if its bytes are not those that the hash names.
     pub async fn policy(&self, hash: &str) -> Result<Bytes> {
         if hash.parse::<crate::policy::Hash>().is_err() {
-            return Err(Error::corrupt(format!("expected the SHA-256 of a policy as 64 hexadecimal digits, found `{}`", hash.escape_debug())));
+            return Err(Error::corrupt(format!(
+                "expected the SHA-256 of a policy as 64 hexadecimal digits, found `{}`",
+                hash.escape_debug()
+            )));
         }
         let key = key::policy(hash);
-        let bytes = self.get(&key).await?.ok_or_else(|| Error::unavailable(format!("{key}: this policy is not in the bucket")))?;
+        let bytes = self
+            .get(&key)
+            .await?
+            .ok_or_else(|| Error::unavailable(format!("{key}: this policy is not in the bucket")))?;
         let found = sha256(&bytes);
         if found != hash {
-            return Err(Error::corrupt(format!("{key}: expected these bytes to have the hash in their name, found {found}")));
+            return Err(Error::corrupt(format!(
+                "{key}: expected these bytes to have the hash in their name, found {found}"
+            )));
         }
         Ok(bytes)
     }
@@ -246,7 +258,9 @@ impl Bucket {
         loop {
             let n = self.newest_incarnation(island).await? + 1;
             if n > 999_999 {
-                return Err(Error::invalid(format!("island {island}: has used up its 999999 lives; give it another name")));
+                return Err(Error::invalid(format!(
+                    "island {island}: has used up its 999999 lives; give it another name"
+                )));
             }
             let claim = Claim { format: FORMAT, nonce: nonce(), island: island.to_string(), incarnation: n };
             if create(&*self.store, &self.keys.incarnation(island, n), json(&claim)).await? == Created::Mine {

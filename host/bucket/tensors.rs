@@ -164,8 +164,13 @@ impl Bucket {
         let mut hash = payload::ContentHash::default();
         cut("parameters", &lengths, values, CHUNK_ELEMENTS).for_each(|c| hash.add(&c));
         let hash = hash.finish();
-        let header =
-            FragmentHeader { format: FORMAT, layout: fragments.fingerprint().into(), fragment: p, round, hash: hash.clone() };
+        let header = FragmentHeader {
+            format: FORMAT,
+            layout: fragments.fingerprint().into(),
+            fragment: p,
+            round,
+            hash: hash.clone(),
+        };
         let key = self.keys.fragment(p, round, &hash);
         payload::write(&*self.store, &key, &header, false, cut("parameters", &lengths, values, CHUNK_ELEMENTS)).await?;
         Ok(hash)
@@ -223,7 +228,12 @@ impl Bucket {
     ///
     /// # Errors
     /// Unavailable; corrupt if it is not what the log names.
-    pub async fn fragment_state(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<(Vec<Vec<f32>>, Vec<u8>)> {
+    pub async fn fragment_state(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        version: &Version,
+    ) -> Result<(Vec<Vec<f32>>, Vec<u8>)> {
         let Some(hash) = &version.state else { return Ok((Vec::new(), Vec::new())) };
         let key = self.keys.fragment_state(p, version.round, hash);
         let lengths = lengths(fragments, p);
@@ -264,10 +274,18 @@ impl Bucket {
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn put_checkpoint(&self, layout: &Layout, mut header: CheckpointHeader, vectors: [&[f32]; 3]) -> Result<()> {
+    pub async fn put_checkpoint(
+        &self,
+        layout: &Layout,
+        mut header: CheckpointHeader,
+        vectors: [&[f32]; 3],
+    ) -> Result<()> {
         let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
         let chunks = || {
-            CHECKPOINT_SECTIONS.iter().zip(vectors).flat_map(|(section, values)| cut(section, &lengths, values, CHUNK_ELEMENTS))
+            CHECKPOINT_SECTIONS
+                .iter()
+                .zip(vectors)
+                .flat_map(|(section, values)| cut(section, &lengths, values, CHUNK_ELEMENTS))
         };
         let mut hash = payload::ContentHash::default();
         chunks().for_each(|c| hash.add(&c));
@@ -290,7 +308,13 @@ impl Bucket {
     ///
     /// # Errors
     /// Unavailable; corrupt if it is damaged or of another layout.
-    pub async fn checkpoint(&self, layout: &Layout, fragments: &Fragments, island: &str, step: u64) -> Result<Checkpoint> {
+    pub async fn checkpoint(
+        &self,
+        layout: &Layout,
+        fragments: &Fragments,
+        island: &str,
+        step: u64,
+    ) -> Result<Checkpoint> {
         let key = self.keys.checkpoint(island, step);
         let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
         let limit = bytes_max(3 * layout.elements(), 3 * chunk_count(&lengths));

@@ -25,7 +25,10 @@ pub fn policy_runtime() -> Result<Runtime> {
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
         .map(|dir| dir.join("tombolo"));
-    Runtime::new(Limits::default(), cache).map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
+    let program =
+        std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
+    Runtime::compiling_with(Limits::default(), cache, program)
+        .map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
 }
 
 /// A policy by its bundled name, or from a file.
@@ -89,12 +92,18 @@ impl Run {
                 )));
             }
             (None, _) => {
-                return Err(Error::invalid(format!("{}: holds several runs; say which with --run: {}", location.url, known())));
+                return Err(Error::invalid(format!(
+                    "{}: holds several runs; say which with --run: {}",
+                    location.url,
+                    known()
+                )));
             }
         };
         let bucket = Bucket::new(store, &name);
-        let record =
-            bucket.run_record().await?.ok_or_else(|| Error::unavailable(format!("{}: run {name} was there and is gone", location.url)))?;
+        let record = bucket
+            .run_record()
+            .await?
+            .ok_or_else(|| Error::unavailable(format!("{}: run {name} was there and is gone", location.url)))?;
         Run::of(bucket, record)
     }
 
@@ -121,7 +130,14 @@ impl Run {
     }
 
     /// Everything that an island of this run needs.
-    pub async fn site(&self, runtime: &Runtime, name: &str, threads: usize, data: Option<&str>, sink: Sink) -> Result<Site> {
+    pub async fn site(
+        &self,
+        runtime: &Runtime,
+        name: &str,
+        threads: usize,
+        data: Option<&str>,
+        sink: Sink,
+    ) -> Result<Site> {
         if !crate::bucket::key::is_name(name) {
             return Err(Error::invalid(format!(
                 "--name: expected 1 to 64 lower-case letters, digits and dashes, found `{}`",
@@ -138,7 +154,8 @@ impl Run {
                 self.record.corpus
             )));
         }
-        let blocks = Blocks::new(&corpus, spec.seed, spec.model.context, 1).map_err(|e| Error::invalid(e.to_string()))?;
+        let blocks =
+            Blocks::new(&corpus, spec.seed, spec.model.context, 1).map_err(|e| Error::invalid(e.to_string()))?;
         // The parameters are overwritten by what is committed; only their shape matters here.
         let trainer = Trainer::new(Model::init(&spec.model_config(), spec.seed)?, spec.adamw(), threads)?;
         Ok(Site {
@@ -174,13 +191,14 @@ impl Run {
 /// Names of the runs in a store, sorted.
 pub async fn run_names(store: &Arc<dyn object_store::ObjectStore>) -> Result<Vec<String>> {
     use object_store::ObjectStoreExt;
-    let listed = store
-        .list_with_delimiter(None)
-        .await
-        .map_err(|e| Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e))?;
+    let listed = store.list_with_delimiter(None).await.map_err(|e| {
+        Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e)
+    })?;
     let mut names = Vec::new();
     for prefix in listed.common_prefixes {
-        let Some(name) = prefix.filename().filter(|n| crate::bucket::key::is_name(n) && *n != "policy") else { continue };
+        let Some(name) = prefix.filename().filter(|n| crate::bucket::key::is_name(n) && *n != "policy") else {
+            continue;
+        };
         if store.head(&crate::bucket::Keys::new(name).run()).await.is_ok() {
             names.push(name.to_string());
         }

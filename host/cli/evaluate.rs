@@ -22,7 +22,8 @@ impl Evaluator {
     /// # Errors
     /// The text or the model does not fit the spec.
     pub fn new(spec: &Spec, corpus: &Corpus, threads: usize) -> Result<Evaluator> {
-        let blocks = Blocks::new(corpus, spec.seed, spec.model.context, 1).map_err(|e| Error::invalid(e.to_string()))?;
+        let blocks =
+            Blocks::new(corpus, spec.seed, spec.model.context, 1).map_err(|e| Error::invalid(e.to_string()))?;
         let trainer = Trainer::new(Model::init(&spec.model_config(), spec.seed)?, spec.adamw(), threads)?;
         Ok(Evaluator { trainer, blocks })
     }

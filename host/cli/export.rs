@@ -37,7 +37,8 @@ pub async fn committed_model(run: &Run, ledger: &Ledger) -> Result<Model> {
 /// # Errors
 /// The folder cannot be written.
 pub fn write_model(model: &Model, dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| Error::invalid(format!("{}: cannot be made", dir.display())).because(e))?;
+    std::fs::create_dir_all(dir)
+        .map_err(|e| Error::invalid(format!("{}: cannot be made", dir.display())).because(e))?;
     model.save(dir)?;
     write_tokenizer_files(dir).map_err(|e| Error::invalid(e.to_string()))
 }

@@ -91,7 +91,13 @@ impl Fleet {
     ///
     /// # Errors
     /// A role cannot be put together.
-    pub async fn tasks(run: &Run, runtime: &Runtime, threads: usize, spec: &Spec, events: mpsc::Sender<Event>) -> Result<Fleet> {
+    pub async fn tasks(
+        run: &Run,
+        runtime: &Runtime,
+        threads: usize,
+        spec: &Spec,
+        events: mpsc::Sender<Event>,
+    ) -> Result<Fleet> {
         let sink = Sink::Channel(events);
         let (drain_islands, islands_asked) = watch::channel(false);
         let (drain_syncer, syncer_asked) = watch::channel(false);

@@ -50,7 +50,8 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     let corpus = draft.corpus.clone();
     let run = draft.submit(store).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));
-    std::fs::create_dir_all(&out).map_err(|e| Error::invalid(format!("{}: cannot be made", out.display())).because(e))?;
+    std::fs::create_dir_all(&out)
+        .map_err(|e| Error::invalid(format!("{}: cannot be made", out.display())).because(e))?;
 
     eprintln!(
         "run {}: {} islands on {} cores, {} parameters in {} fragments, bucket {}",
@@ -169,7 +170,9 @@ impl Watch {
             }
             if asked > 1 {
                 fleet.kill().await;
-                return Err(Error::unavailable("ended at once as asked; what was committed is in the bucket, the same command goes on from there"));
+                return Err(Error::unavailable(
+                    "ended at once as asked; what was committed is in the bucket, the same command goes on from there",
+                ));
             }
             while let Ok(event) = incoming.try_recv() {
                 self.take_in(event);
@@ -279,7 +282,8 @@ impl Watch {
     }
 
     fn spawn_score(&self, mut evaluator: Evaluator) -> JoinHandle<Scored> {
-        let (bucket, fragments, ledger) = (self.run.bucket.clone(), self.run.fragments.clone(), self.tail.ledger.clone());
+        let (bucket, fragments, ledger) =
+            (self.run.bucket.clone(), self.run.fragments.clone(), self.tail.ledger.clone());
         tokio::spawn(async move {
             let tokens = ledger.tokens();
             match bucket.committed(&fragments, &ledger.versions).await {
@@ -316,7 +320,12 @@ impl Watch {
         self.held_out.push((ledger.tokens() as f64, f64::from(last)));
 
         let curves = Curves {
-            title: format!("{}: {} islands, {} parameters", self.spec.run, self.spec.islands, self.run.layout.elements()),
+            title: format!(
+                "{}: {} islands, {} parameters",
+                self.spec.run,
+                self.spec.islands,
+                self.run.layout.elements()
+            ),
             held_out: Series { name: "committed model, held-out".into(), points: self.held_out.clone() },
             islands: self
                 .islands

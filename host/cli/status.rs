@@ -54,7 +54,8 @@ async fn show(run: &Run) -> Result<()> {
     for (reason, count) in &fates.reasons {
         println!("    refused {count}: {reason}");
     }
-    let breadth: Vec<String> = ledger.breadth.iter().map(|(islands, rounds)| format!("{islands} in {rounds}")).collect();
+    let breadth: Vec<String> =
+        ledger.breadth.iter().map(|(islands, rounds)| format!("{islands} in {rounds}")).collect();
     println!("  islands merged per round: {}", if breadth.is_empty() { "none yet".into() } else { breadth.join(", ") });
     if let Some(pace) = ledger.pace {
         println!(
@@ -67,7 +68,10 @@ async fn show(run: &Run) -> Result<()> {
         clock::sleep(LOOK).await;
     }
     let after = cards(run).await?;
-    println!("  {:<16} {:>5} {:>9} {:>9} {:>12} {:>7} {:>9} {:>7}  state", "island", "life", "step", "tokens", "tokens/s", "loss", "adopted", "waits");
+    println!(
+        "  {:<16} {:>5} {:>9} {:>9} {:>12} {:>7} {:>9} {:>7}  state",
+        "island", "life", "step", "tokens", "tokens/s", "loss", "adopted", "waits"
+    );
     for (name, card) in &after {
         let moved = before.get(name).is_some_and(|b| (b.incarnation, b.counter) != (card.incarnation, card.counter));
         let state = format!("{:?}", card.state).to_lowercase();
@@ -90,7 +94,9 @@ async fn show(run: &Run) -> Result<()> {
     }
     let live = after.keys().filter(|n| before.get(*n).is_some_and(|b| b.counter != after[*n].counter)).count();
     if live > 1 && last.len() >= 4 && last.iter().all(|(_, islands)| islands.len() <= 1) {
-        println!("  warning: {live} islands are alive but the last rounds merged one each; is the bucket slow for some of them?");
+        println!(
+            "  warning: {live} islands are alive but the last rounds merged one each; is the bucket slow for some of them?"
+        );
     }
     Ok(())
 }

@@ -65,7 +65,9 @@ impl Draft {
         let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
         let (codec, codec_wasm) = policy_use(&spec.codec, "codec", runtime)?;
         let (merge, merge_wasm) = policy_use(&spec.merge, "merge", runtime)?;
-        let opened = runtime.load(&codec_wasm).and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
+        let opened = runtime
+            .load(&codec_wasm)
+            .and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
         opened.map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e))?;
         let record = RunRecord {
             format: FORMAT,
@@ -120,7 +122,9 @@ impl Draft {
             };
             let body = Body::Start { versions, window: rules.window() };
             // Somebody else's start entry is as good: it names its own objects.
-            bucket.append(&Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "submit".into(), term: 0, body }).await?;
+            bucket
+                .append(&Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "submit".into(), term: 0, body })
+                .await?;
         }
         Run::of(bucket, existing)
     }
@@ -128,10 +132,15 @@ impl Draft {
 
 fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
     let wasm = policy_wasm(spec, role)?;
-    let policy = runtime.load(&wasm).map_err(|e| Error::invalid(format!("{role}.policy: {}", spec.policy)).because(e))?;
+    let policy =
+        runtime.load(&wasm).map_err(|e| Error::invalid(format!("{role}.policy: {}", spec.policy)).because(e))?;
     let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
     if !roles.iter().any(|r| r == role) {
-        return Err(Error::invalid(format!("{role}.policy: {}: expected a {role} policy, found {}", spec.policy, roles.join(" and "))));
+        return Err(Error::invalid(format!(
+            "{role}.policy: {}: expected a {role} policy, found {}",
+            spec.policy,
+            roles.join(" and ")
+        )));
     }
     let config = String::from_utf8(spec.config_json()).expect("JSON is UTF-8");
     Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
@@ -146,7 +155,10 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
     let run = draft.submit(location.open(true).await?).await?;
-    println!("run {} is in {}; start islands and a syncer on any machine that reaches it:", run.record.spec.run, location.url);
+    println!(
+        "run {} is in {}; start islands and a syncer on any machine that reaches it:",
+        run.record.spec.run, location.url
+    );
     println!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
     println!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
     Ok(())

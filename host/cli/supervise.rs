@@ -88,7 +88,8 @@ impl Process {
     /// # Errors
     /// The process cannot be started.
     pub fn start(arguments: &[String], events: mpsc::Sender<Event>) -> Result<Process> {
-        let program = std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
+        let program =
+            std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -133,7 +134,8 @@ impl Process {
     /// # Errors
     /// The operating system does not say.
     pub fn ended(&mut self) -> Result<Option<Exit>> {
-        let status = self.child.try_wait().map_err(|e| Error::unavailable("a child cannot be waited for").because(e))?;
+        let status =
+            self.child.try_wait().map_err(|e| Error::unavailable("a child cannot be waited for").because(e))?;
         Ok(status.map(Exit::from))
     }
 }

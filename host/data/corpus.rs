@@ -96,18 +96,11 @@ impl Corpus {
         };
         let read = read_documents(&listing, limits.bytes, file_bytes_max);
         if read.documents.is_empty() {
-            return Err(Error::NoText {
-                path: listing.description.into(),
-                skipped: read.skipped,
-            });
+            return Err(Error::NoText { path: listing.description.into(), skipped: read.skipped });
         }
         let bytes = read.text.len() as u64;
         if bytes < CORPUS_BYTES_MIN {
-            return Err(Error::TooSmall {
-                corpus: listing.description,
-                bytes,
-                expected: CORPUS_BYTES_MIN,
-            });
+            return Err(Error::TooSmall { corpus: listing.description, bytes, expected: CORPUS_BYTES_MIN });
         }
         let documents = read.documents.len();
         let (text, training) = split(read.text, &read.documents, limits);
@@ -115,11 +108,7 @@ impl Corpus {
         hash.update(b"tombolo corpus 1");
         hash.update((training as u64).to_le_bytes());
         hash.update(&text);
-        let fingerprint = hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let fingerprint = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         let description = format!(
             "{}: {documents} documents, {} to train on and {} held out; {}",
             listing.description,
@@ -127,14 +116,7 @@ impl Corpus {
             size(text.len() - training),
             read.skipped
         );
-        Ok(Self {
-            text: text.into(),
-            training,
-            documents,
-            skipped: read.skipped,
-            fingerprint,
-            description,
-        })
+        Ok(Self { text: text.into(), training, documents, skipped: read.skipped, fingerprint, description })
     }
 
     /// SHA-256 of both parts, in hexadecimal. Islands whose fingerprints differ do not have the
@@ -190,24 +172,13 @@ struct Documents {
 /// Reads files in the order of the listing until `bytes_max` is reached.
 fn read_documents(listing: &Listing, bytes_max: u64, file_bytes_max: u64) -> Documents {
     let within = |file: &&Candidate| file.bytes <= file_bytes_max;
-    let expected = listing
-        .files
-        .iter()
-        .filter(within)
-        .map(|file| file.bytes + 1)
-        .sum::<u64>()
-        .min(bytes_max);
+    let expected = listing.files.iter().filter(within).map(|file| file.bytes + 1).sum::<u64>().min(bytes_max);
     // A little more than is needed, as the split adds a separator here and there.
-    let capacity = usize::try_from(expected)
-        .unwrap_or(usize::MAX)
-        .saturating_add(4096);
+    let capacity = usize::try_from(expected).unwrap_or(usize::MAX).saturating_add(4096);
     let mut read = Documents {
         text: Vec::with_capacity(capacity),
         documents: Vec::new(),
-        skipped: Skipped {
-            unreadable: listing.unreadable,
-            ..Skipped::default()
-        },
+        skipped: Skipped { unreadable: listing.unreadable, ..Skipped::default() },
     };
     let mut seen: BTreeSet<[u8; 32]> = BTreeSet::new();
     for file in &listing.files {
@@ -223,9 +194,7 @@ fn read_documents(listing: &Listing, bytes_max: u64, file_bytes_max: u64) -> Doc
             match append_text(file, room, &mut read.text) {
                 Err(_) => Err(&mut read.skipped.unreadable),
                 Ok(false) => Err(&mut read.skipped.binary),
-                Ok(true) if read.text[start..].trim_ascii().is_empty() => {
-                    Err(&mut read.skipped.empty)
-                }
+                Ok(true) if read.text[start..].trim_ascii().is_empty() => Err(&mut read.skipped.empty),
                 Ok(true) if !seen.insert(Sha256::digest(&read.text[start..]).into()) => {
                     Err(&mut read.skipped.duplicate)
                 }
@@ -251,9 +220,7 @@ fn read_documents(listing: &Listing, bytes_max: u64, file_bytes_max: u64) -> Doc
 fn append_text(file: &Candidate, room: u64, text: &mut Vec<u8>) -> io::Result<bool> {
     let start = text.len();
     let mut reader = File::open(&file.path)?;
-    Read::by_ref(&mut reader)
-        .take(SNIFF_BYTES.min(room))
-        .read_to_end(text)?;
+    Read::by_ref(&mut reader).take(SNIFF_BYTES.min(room)).read_to_end(text)?;
     if text[start..].contains(&SEPARATOR) {
         return Ok(false);
     }
@@ -270,11 +237,7 @@ fn append_text(file: &Candidate, room: u64, text: &mut Vec<u8>) -> io::Result<bo
     if found.contains(&SEPARATOR) {
         return Ok(false);
     }
-    let end = if cut {
-        line_end(&found[..valid])
-    } else {
-        valid
-    };
+    let end = if cut { line_end(&found[..valid]) } else { valid };
     text.truncate(start + end);
     Ok(true)
 }
@@ -282,9 +245,7 @@ fn append_text(file: &Candidate, room: u64, text: &mut Vec<u8>) -> io::Result<bo
 /// Where to cut a text that goes on: behind its last line end, or else at its end, which must not
 /// be inside a character.
 fn line_end(text: &[u8]) -> usize {
-    text.iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(text.len(), |at| at + 1)
+    text.iter().rposition(|byte| *byte == b'\n').map_or(text.len(), |at| at + 1)
 }
 
 /// Moves the held-out pieces behind the others. Returns the text and the length of its training
@@ -292,10 +253,8 @@ fn line_end(text: &[u8]) -> usize {
 fn split(mut text: Vec<u8>, documents: &[Range<usize>], limits: &CorpusLimits) -> (Vec<u8>, usize) {
     let total = text.len() as u64;
     let piece_bytes = (total / PIECES_AT_LEAST).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
-    let pieces: Vec<Range<usize>> = documents
-        .iter()
-        .flat_map(|document| cut(&text, document.clone(), piece_bytes))
-        .collect();
+    let pieces: Vec<Range<usize>> =
+        documents.iter().flat_map(|document| cut(&text, document.clone(), piece_bytes)).collect();
     let held_out = choose_held_out(&text, &pieces, limits);
 
     let mut apart = Vec::new();
@@ -345,9 +304,7 @@ fn cut(text: &[u8], document: Range<usize>, piece_bytes: u64) -> Vec<Range<usize
 fn choose_held_out(text: &[u8], pieces: &[Range<usize>], limits: &CorpusLimits) -> BTreeSet<usize> {
     let total = text.len() as u64;
     let share = total / 1000 * u64::from(limits.held_out_per_mille.min(1000));
-    let target = share
-        .max(limits.held_out_bytes_min.min(total / 10))
-        .min(limits.held_out_bytes_max);
+    let target = share.max(limits.held_out_bytes_min.min(total / 10)).min(limits.held_out_bytes_max);
     let mut order: Vec<([u8; 32], usize)> = pieces
         .iter()
         .enumerate()
@@ -375,9 +332,5 @@ fn choose_held_out(text: &[u8], pieces: &[Range<usize>], limits: &CorpusLimits) 
 fn size(bytes: usize) -> String {
     #[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
     let mib = bytes as f64 / f64::from(1 << 20);
-    if mib < 1.0 {
-        format!("{:.0} KiB", mib * 1024.0)
-    } else {
-        format!("{mib:.1} MiB")
-    }
+    if mib < 1.0 { format!("{:.0} KiB", mib * 1024.0) } else { format!("{mib:.1} MiB") }
 }

@@ -124,12 +124,7 @@ pub struct Skipped {
 impl Skipped {
     /// Files not taken, for whatever reason.
     pub fn total(&self) -> u64 {
-        self.empty
-            + self.binary
-            + self.duplicate
-            + self.oversized
-            + self.unreadable
-            + self.beyond_limit
+        self.empty + self.binary + self.duplicate + self.oversized + self.unreadable + self.beyond_limit
     }
 }
 

@@ -15,9 +15,7 @@ pub(super) fn split(path: &Path) -> (PathBuf, Vec<String>) {
     let mut pattern = Vec::new();
     for component in path.components() {
         let text = component.as_os_str().to_string_lossy();
-        if pattern.is_empty()
-            && !(matches!(component, Component::Normal(_)) && text.contains(['*', '?', '[']))
-        {
+        if pattern.is_empty() && !(matches!(component, Component::Normal(_)) && text.contains(['*', '?', '['])) {
             root.push(component);
         } else {
             pattern.push(text.into_owned());
@@ -33,13 +31,10 @@ pub(super) fn split(path: &Path) -> (PathBuf, Vec<String>) {
 pub(super) fn matches(pattern: &[String], components: &[&str]) -> bool {
     match pattern.split_first() {
         None => components.is_empty(),
-        Some((first, rest)) if first == "**" => {
-            (0..=components.len()).any(|taken| matches(rest, &components[taken..]))
-        }
+        Some((first, rest)) if first == "**" => (0..=components.len()).any(|taken| matches(rest, &components[taken..])),
         Some((first, rest)) => match components.split_first() {
             Some((name, below)) => {
-                let (first, name): (Vec<char>, Vec<char>) =
-                    (first.chars().collect(), name.chars().collect());
+                let (first, name): (Vec<char>, Vec<char>) = (first.chars().collect(), name.chars().collect());
                 component(&first, &name) && matches(rest, below)
             }
             None => false,
@@ -83,12 +78,7 @@ fn component(pattern: &[char], name: &[char]) -> bool {
 /// Matches a class such as `[a-z_]` at the head of `pattern`; the width of the class where it
 /// matches. A `[` that is never closed is itself.
 fn class(pattern: &[char], found: char) -> Option<usize> {
-    let Some(end) = pattern
-        .iter()
-        .skip(2)
-        .position(|c| *c == ']')
-        .map(|at| at + 2)
-    else {
+    let Some(end) = pattern.iter().skip(2).position(|c| *c == ']').map(|at| at + 2) else {
         return (found == '[').then_some(1);
     };
     let negated = matches!(pattern[1], '!' | '^');

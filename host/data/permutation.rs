@@ -33,12 +33,7 @@ impl Permutation {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mix(state)
         });
-        Self {
-            len,
-            low_bits: bits - bits / 2,
-            high_bits: bits / 2,
-            keys,
-        }
+        Self { len, low_bits: bits - bits / 2, high_bits: bits / 2, keys }
     }
 
     /// Where `index` goes.
@@ -46,11 +41,7 @@ impl Permutation {
     /// # Panics
     /// If `index` is not below the length.
     pub fn apply(&self, index: u64) -> u64 {
-        assert!(
-            index < self.len,
-            "index {index} is outside a permutation of {}",
-            self.len
-        );
+        assert!(index < self.len, "index {index} is outside a permutation of {}", self.len);
         let mut at = index;
         loop {
             // Ends: the network is a bijection, so walking its cycle comes back to `index` itself

@@ -53,9 +53,7 @@ pub enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::CargoRegistry => {
-                f.write_str("sources of the crates that this program is built from")
-            }
+            Self::CargoRegistry => f.write_str("sources of the crates that this program is built from"),
             Self::Path(path) => write!(f, "{}", path.display()),
         }
     }
@@ -94,11 +92,8 @@ pub(super) fn list(source: &Source) -> Result<Listing> {
 /// Where cargo may keep its registry. `CARGO_HOME` is set by whoever moved it (and by rustup); the
 /// home folder is the default.
 fn registry_homes() -> Vec<PathBuf> {
-    let mut homes: Vec<PathBuf> = env::var_os("CARGO_HOME")
-        .filter(|home| !home.is_empty())
-        .map(PathBuf::from)
-        .into_iter()
-        .collect();
+    let mut homes: Vec<PathBuf> =
+        env::var_os("CARGO_HOME").filter(|home| !home.is_empty()).map(PathBuf::from).into_iter().collect();
     if let Some(home) = env::home_dir() {
         let default = home.join(".cargo");
         if !homes.contains(&default) {
@@ -114,12 +109,8 @@ pub(super) fn list_registry(homes: &[PathBuf]) -> Result<Listing> {
     let mut indexes = Vec::new();
     for home in homes {
         let root = home.join("registry").join("src");
-        let mut found: Vec<PathBuf> = fs::read_dir(&root)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .collect();
+        let mut found: Vec<PathBuf> =
+            fs::read_dir(&root).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         found.sort();
         indexes.extend(found);
     }
@@ -127,26 +118,15 @@ pub(super) fn list_registry(homes: &[PathBuf]) -> Result<Listing> {
     let mut walk = Walk::default();
     let mut missing = Vec::new();
     for folder in &wanted {
-        match indexes
-            .iter()
-            .map(|index| index.join(folder))
-            .find(|path| path.is_dir())
-        {
+        match indexes.iter().map(|index| index.join(folder)).find(|path| path.is_dir()) {
             Some(path) => walk.folder(&path, folder, 0),
             None => missing.push(folder.as_str()),
         }
     }
-    walk.files.retain(|file| {
-        file.name
-            .rsplit_once('.')
-            .is_some_and(|(_, extension)| EXTENSIONS.contains(&extension))
-    });
+    walk.files.retain(|file| file.name.rsplit_once('.').is_some_and(|(_, extension)| EXTENSIONS.contains(&extension)));
     if walk.files.is_empty() {
-        let looked = homes
-            .iter()
-            .map(|home| home.join("registry/src").display().to_string())
-            .collect::<Vec<_>>()
-            .join(" and ");
+        let looked =
+            homes.iter().map(|home| home.join("registry/src").display().to_string()).collect::<Vec<_>>().join(" and ");
         return Err(Error::RegistryEmpty {
             looked: if looked.is_empty() {
                 "no place, as neither CARGO_HOME nor a home folder is set".to_owned()
@@ -157,16 +137,9 @@ pub(super) fn list_registry(homes: &[PathBuf]) -> Result<Listing> {
             example: wanted.first().cloned().unwrap_or_default(),
         });
     }
-    let mut description = format!(
-        "sources of {} crates from cargo's registry",
-        wanted.len() - missing.len()
-    );
+    let mut description = format!("sources of {} crates from cargo's registry", wanted.len() - missing.len());
     if !missing.is_empty() {
-        description.push_str(&format!(
-            " ({} missing: {})",
-            missing.len(),
-            missing.join(", ")
-        ));
+        description.push_str(&format!(" ({} missing: {})", missing.len(), missing.join(", ")));
     }
     Ok(walk.listing(description))
 }
@@ -174,20 +147,15 @@ pub(super) fn list_registry(homes: &[PathBuf]) -> Result<Listing> {
 /// `name-version` of each of [`CRATES`] that `lock` has from a registry, in the order of the list.
 pub(super) fn locked_crates(lock: &str) -> Vec<String> {
     let field = |block: &str, key: &str| {
-        block.lines().find_map(|line| {
-            line.strip_prefix(key)?
-                .strip_prefix(" = \"")?
-                .strip_suffix('"')
-                .map(str::to_owned)
-        })
+        block
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"').map(str::to_owned))
     };
     let mut locked = Vec::new();
     for block in lock.split("[[package]]").skip(1) {
-        if let (Some(name), Some(version), Some(source)) = (
-            field(block, "name"),
-            field(block, "version"),
-            field(block, "source"),
-        ) && source.starts_with("registry+")
+        if let (Some(name), Some(version), Some(source)) =
+            (field(block, "name"), field(block, "version"), field(block, "source"))
+            && source.starts_with("registry+")
         {
             locked.push((name, version));
         }
@@ -207,28 +175,18 @@ pub(super) fn crate_count() -> usize {
 
 /// Lists a file, a folder or a glob.
 fn list_path(path: &Path) -> Result<Listing> {
-    let not_found = |problem| Error::NotFound {
-        path: path.to_owned(),
-        problem,
-    };
+    let not_found = |problem| Error::NotFound { path: path.to_owned(), problem };
     let mut walk = Walk::default();
     let description;
     if path.is_dir() {
-        fs::read_dir(path).map_err(|source| Error::Io {
-            what: "reading",
-            path: path.to_owned(),
-            source,
-        })?;
+        fs::read_dir(path).map_err(|source| Error::Io { what: "reading", path: path.to_owned(), source })?;
         walk.folder(path, "", 0);
         if walk.files.is_empty() && walk.unreadable == 0 {
             return Err(not_found("no file in that folder"));
         }
         description = path.display().to_string();
     } else if path.exists() {
-        let name = path
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         walk.file(path.to_owned(), name);
         if walk.files.is_empty() {
             return Err(not_found("neither a file nor a folder"));
@@ -237,13 +195,10 @@ fn list_path(path: &Path) -> Result<Listing> {
     } else if glob::is_pattern(path) {
         let (root, pattern) = glob::split(path);
         if !root.is_dir() {
-            return Err(not_found(
-                "the folder before the first wildcard does not exist",
-            ));
+            return Err(not_found("the folder before the first wildcard does not exist"));
         }
         walk.folder(&root, "", 0);
-        walk.files
-            .retain(|file| glob::matches(&pattern, &file.name.split('/').collect::<Vec<_>>()));
+        walk.files.retain(|file| glob::matches(&pattern, &file.name.split('/').collect::<Vec<_>>()));
         if walk.files.is_empty() {
             return Err(not_found("no file matches the pattern"));
         }
@@ -274,15 +229,9 @@ impl Walk {
             if file_name.starts_with('.') {
                 continue;
             }
-            let below = if name.is_empty() {
-                file_name
-            } else {
-                format!("{name}/{file_name}")
-            };
+            let below = if name.is_empty() { file_name } else { format!("{name}/{file_name}") };
             match entry.file_type() {
-                Ok(kind) if kind.is_dir() && depth < DEPTH_MAX => {
-                    self.folder(&entry.path(), &below, depth + 1)
-                }
+                Ok(kind) if kind.is_dir() && depth < DEPTH_MAX => self.folder(&entry.path(), &below, depth + 1),
                 Ok(kind) if kind.is_file() || kind.is_symlink() => self.file(entry.path(), below),
                 Ok(_) => {}
                 Err(_) => self.unreadable += 1,
@@ -292,11 +241,7 @@ impl Walk {
 
     fn file(&mut self, path: PathBuf, name: String) {
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => self.files.push(Candidate {
-                name,
-                path,
-                bytes: metadata.len(),
-            }),
+            Ok(metadata) if metadata.is_file() => self.files.push(Candidate { name, path, bytes: metadata.len() }),
             Ok(_) => {}
             Err(_) => self.unreadable += 1,
         }
@@ -306,16 +251,7 @@ impl Walk {
     /// system lists them shows nowhere.
     fn listing(self, description: String) -> Listing {
         let mut files = self.files;
-        files.sort_by_cached_key(|file| {
-            (
-                <[u8; 32]>::from(Sha256::digest(file.name.as_bytes())),
-                file.name.clone(),
-            )
-        });
-        Listing {
-            files,
-            unreadable: self.unreadable,
-            description,
-        }
+        files.sort_by_cached_key(|file| (<[u8; 32]>::from(Sha256::digest(file.name.as_bytes())), file.name.clone()));
+        Listing { files, unreadable: self.unreadable, description }
     }
 }

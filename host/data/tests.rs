@@ -12,9 +12,7 @@ use super::*;
 
 /// Text that is the same for the same number and shares no line with that of another.
 fn prose(number: u64, lines: usize) -> String {
-    (0..lines)
-        .map(|line| format!("document {number} says in its line {line} what {number}.{line} is\n"))
-        .collect()
+    (0..lines).map(|line| format!("document {number} says in its line {line} what {number}.{line} is\n")).collect()
 }
 
 fn folder(files: &[(&str, &[u8])]) -> TempDir {
@@ -29,13 +27,8 @@ fn folder(files: &[(&str, &[u8])]) -> TempDir {
 
 /// A folder of `count` documents of 40 lines, about 2 KiB each.
 fn library(count: u64) -> TempDir {
-    let texts: Vec<(String, String)> = (0..count)
-        .map(|n| (format!("{}/{n}.txt", n % 7), prose(n, 40)))
-        .collect();
-    let files: Vec<(&str, &[u8])> = texts
-        .iter()
-        .map(|(name, text)| (name.as_str(), text.as_bytes()))
-        .collect();
+    let texts: Vec<(String, String)> = (0..count).map(|n| (format!("{}/{n}.txt", n % 7), prose(n, 40))).collect();
+    let files: Vec<(&str, &[u8])> = texts.iter().map(|(name, text)| (name.as_str(), text.as_bytes())).collect();
     folder(&files)
 }
 
@@ -48,9 +41,7 @@ fn message(result: Result<Corpus>) -> String {
 }
 
 fn lines(text: &[u8]) -> BTreeSet<&[u8]> {
-    text.split(|byte| matches!(byte, b'\n' | 0))
-        .filter(|line| !line.is_empty())
-        .collect()
+    text.split(|byte| matches!(byte, b'\n' | 0)).filter(|line| !line.is_empty()).collect()
 }
 
 #[test]
@@ -59,19 +50,11 @@ fn no_line_is_both_trained_on_and_held_out() {
     let corpus = open(dir.path()).expect("opened");
     let (training, held_out) = (lines(corpus.training()), lines(corpus.held_out()));
     assert_eq!(training.intersection(&held_out).count(), 0);
-    assert_eq!(
-        training.len() + held_out.len(),
-        200 * 40,
-        "every line is on one side or the other"
-    );
+    assert_eq!(training.len() + held_out.len(), 200 * 40, "every line is on one side or the other");
     assert_eq!(corpus.documents(), 200);
     // A tenth, as 64 KiB would be more: and no more than one piece beyond it.
     let tenth = (corpus.training_bytes() + corpus.held_out_bytes()) / 10;
-    assert!(
-        (tenth..tenth + 8192).contains(&corpus.held_out_bytes()),
-        "{} of {tenth}",
-        corpus.held_out_bytes()
-    );
+    assert!((tenth..tenth + 8192).contains(&corpus.held_out_bytes()), "{} of {tenth}", corpus.held_out_bytes());
 }
 
 #[test]
@@ -79,13 +62,7 @@ fn a_corpus_of_one_file_is_split_at_line_ends() {
     let dir = folder(&[("book.txt", prose(1, 5000).as_bytes())]);
     let corpus = open(&dir.path().join("book.txt")).expect("opened");
     let (training, held_out) = (lines(corpus.training()), lines(corpus.held_out()));
-    assert_eq!(
-        (
-            training.len() + held_out.len(),
-            training.intersection(&held_out).count()
-        ),
-        (5000, 0)
-    );
+    assert_eq!((training.len() + held_out.len(), training.intersection(&held_out).count()), (5000, 0));
     assert!(held_out.len() > 100 && training.len() > 4000);
     assert_eq!(corpus.training().last(), Some(&SEPARATOR));
     assert_eq!(corpus.held_out().last(), Some(&SEPARATOR));
@@ -113,16 +90,9 @@ fn the_same_files_elsewhere_have_the_same_fingerprint_and_other_files_another() 
 fn another_split_seed_holds_out_other_documents() {
     let dir = library(60);
     let whole = open(dir.path()).expect("opened");
-    let limits = CorpusLimits {
-        split_seed: 1,
-        ..CorpusLimits::default()
-    };
+    let limits = CorpusLimits { split_seed: 1, ..CorpusLimits::default() };
     let other = Corpus::open(&Source::Path(dir.path().to_owned()), &limits).expect("opened");
-    assert_ne!(
-        whole.held_out(),
-        other.held_out(),
-        "another seed holds out other documents"
-    );
+    assert_ne!(whole.held_out(), other.held_out(), "another seed holds out other documents");
 }
 
 #[test]
@@ -139,19 +109,9 @@ fn files_that_are_not_text_are_counted_and_named() {
     ]);
     let corpus = open(dir.path()).expect("opened");
     assert_eq!(corpus.documents(), 1);
-    assert_eq!(
-        corpus.skipped(),
-        Skipped {
-            empty: 2,
-            binary: 2,
-            duplicate: 1,
-            ..Skipped::default()
-        }
-    );
+    assert_eq!(corpus.skipped(), Skipped { empty: 2, binary: 2, duplicate: 1, ..Skipped::default() });
     assert!(
-        corpus
-            .description()
-            .contains("5 file(s) passed over (2 binary, 2 empty, 1 duplicates)"),
+        corpus.description().contains("5 file(s) passed over (2 binary, 2 empty, 1 duplicates)"),
         "{}",
         corpus.description()
     );
@@ -160,10 +120,7 @@ fn files_that_are_not_text_are_counted_and_named() {
 #[test]
 fn a_corpus_stops_at_its_limit_and_says_so() {
     let dir = library(100);
-    let limits = CorpusLimits {
-        bytes: 50_000,
-        ..CorpusLimits::default()
-    };
+    let limits = CorpusLimits { bytes: 50_000, ..CorpusLimits::default() };
     let corpus = Corpus::open(&Source::Path(dir.path().to_owned()), &limits).expect("opened");
     let total = corpus.training_bytes() + corpus.held_out_bytes();
     assert!((48_000..=50_100).contains(&total), "{total}");
@@ -180,40 +137,23 @@ fn a_path_that_is_missing_empty_or_binary_has_an_error_that_says_what_to_do() {
     let binary = folder(&[("a", b"\0"), ("b", b"\xff\xfe")]);
     let small = folder(&[("a.txt", b"hello\n")]);
     let missing = message(open(&empty.path().join("nothing")));
-    assert!(
-        missing.contains("no such file or folder") && missing.contains("glob"),
-        "{missing}"
-    );
+    assert!(missing.contains("no such file or folder") && missing.contains("glob"), "{missing}");
     assert!(message(open(empty.path())).contains("no file in that folder"));
     let nothing = message(open(&empty.path().join("*.txt")));
     assert!(nothing.contains("no file matches the pattern"), "{nothing}");
     let no_text = message(open(binary.path()));
-    assert!(
-        no_text.contains("2 file(s) passed over (2 binary)"),
-        "{no_text}"
-    );
+    assert!(no_text.contains("2 file(s) passed over (2 binary)"), "{no_text}");
     let too_small = message(open(small.path()));
-    assert!(
-        too_small.contains("7 bytes") && too_small.contains("16384"),
-        "{too_small}"
-    );
+    assert!(too_small.contains("7 bytes") && too_small.contains("16384"), "{too_small}");
 }
 
 #[test]
 fn a_corpus_too_small_for_its_islands_says_how_much_is_needed() {
     let dir = library(30);
     let corpus = open(dir.path()).expect("opened");
-    let error = Blocks::new(&corpus, 0, 128, 3)
-        .expect_err("60 KiB are no three blocks")
-        .to_string();
-    assert!(
-        error.contains("98305") && error.contains("3 island(s)"),
-        "{error}"
-    );
-    assert!(matches!(
-        Blocks::new(&corpus, 0, 0, 3),
-        Err(Error::Context { .. })
-    ));
+    let error = Blocks::new(&corpus, 0, 128, 3).expect_err("60 KiB are no three blocks").to_string();
+    assert!(error.contains("98305") && error.contains("3 island(s)"), "{error}");
+    assert!(matches!(Blocks::new(&corpus, 0, 0, 3), Err(Error::Context { .. })));
     assert!(Blocks::new(&corpus, 0, 32, 3).is_ok());
 }
 
@@ -230,14 +170,9 @@ fn a_glob_takes_what_matches_it() {
         listing.files.into_iter().map(|file| file.name).collect()
     };
     // Names are those below the last folder without a wildcard.
-    let set = |names: &[&str]| -> BTreeSet<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
-    };
+    let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
     assert_eq!(names("*.md"), set(&["four.md"]));
-    assert_eq!(
-        names("**/*.md"),
-        set(&["a/one.md", "a/b/two.md", "four.md"])
-    );
+    assert_eq!(names("**/*.md"), set(&["a/one.md", "a/b/two.md", "four.md"]));
     assert_eq!(names("a/?/t*"), set(&["b/two.md", "b/three.txt"]));
     assert_eq!(names("a/b/[!a-s]*.[mt]*"), set(&["two.md", "three.txt"]));
     assert_eq!(names("a/**"), set(&["one.md", "b/two.md", "b/three.txt"]));
@@ -247,19 +182,11 @@ fn a_glob_takes_what_matches_it() {
 #[test]
 fn an_empty_registry_says_where_it_looked_and_how_to_pass_text() {
     let home = tempfile::tempdir().expect("a folder");
-    let error = list_registry(&[home.path().to_owned()])
-        .expect_err("nothing there")
-        .to_string();
-    assert!(
-        error.contains(&home.path().join("registry/src").display().to_string()),
-        "{error}"
-    );
+    let error = list_registry(&[home.path().to_owned()]).expect_err("nothing there").to_string();
+    assert!(error.contains(&home.path().join("registry/src").display().to_string()), "{error}");
     assert!(error.contains("--data PATH"), "{error}");
     let error = list_registry(&[]).expect_err("nowhere to look").to_string();
-    assert!(
-        error.contains("neither CARGO_HOME nor a home folder is set"),
-        "{error}"
-    );
+    assert!(error.contains("neither CARGO_HOME nor a home folder is set"), "{error}");
 }
 
 #[test]
@@ -284,11 +211,7 @@ fn the_registry_of_this_build_gives_a_corpus() {
         other => other.expect("opened"),
     };
     eprintln!("{} ({})", corpus.description(), corpus.fingerprint());
-    assert!(
-        !corpus.description().contains("missing"),
-        "{}",
-        corpus.description()
-    );
+    assert!(!corpus.description().contains("missing"), "{}", corpus.description());
     assert!(corpus.training_bytes() > 20 << 20);
     assert!(corpus.held_out_bytes() > 700_000);
     Blocks::new(&corpus, 7, 256, 16).expect("enough for sixteen islands");
@@ -309,11 +232,7 @@ fn the_windows_of_an_epoch_cover_the_training_part_once() {
             assert!(seen.insert(position), "window {position} twice in an epoch");
             blocks.window(block, index, &mut window);
             let start = usize::try_from(position).expect("small") * context;
-            let expected: Vec<u32> = text[start..=start + context]
-                .iter()
-                .copied()
-                .map(u32::from)
-                .collect();
+            let expected: Vec<u32> = text[start..=start + context].iter().copied().map(u32::from).collect();
             assert_eq!(window, expected);
         }
     }
@@ -335,24 +254,10 @@ fn a_batch_is_a_pure_function_of_corpus_seed_context_and_cursor() {
         (out, cursor)
     };
     let (first, cursor) = take(&corpus, 1, 2, 300);
-    assert_eq!(
-        cursor,
-        Cursor {
-            block: 5,
-            window: 300 - BLOCK_WINDOWS
-        }
-    );
+    assert_eq!(cursor, Cursor { block: 5, window: 300 - BLOCK_WINDOWS });
     assert_eq!(take(&elsewhere, 1, 2, 300), (first.clone(), cursor));
-    assert_ne!(
-        take(&corpus, 2, 2, 300).0,
-        first,
-        "another seed, another order"
-    );
-    assert_ne!(
-        take(&corpus, 1, 3, 300).0,
-        first,
-        "another block, other windows"
-    );
+    assert_ne!(take(&corpus, 2, 2, 300).0, first, "another seed, another order");
+    assert_ne!(take(&corpus, 1, 3, 300).0, first, "another block, other windows");
     // The same rows in two bites, as a resumed island takes them.
     let blocks = Blocks::new(&corpus, 1, 16, 1).expect("enough");
     let mut cursor = Cursor::at(2);
@@ -364,10 +269,7 @@ fn a_batch_is_a_pure_function_of_corpus_seed_context_and_cursor() {
     blocks.batch(&mut resumed, 177, tail, |block| block + 3);
     assert_eq!(out, first);
     // A later epoch has the same windows in another order.
-    assert_ne!(
-        take(&corpus, 1, 2 + blocks.blocks_per_epoch(), 300).0,
-        first
-    );
+    assert_ne!(take(&corpus, 1, 2 + blocks.blocks_per_epoch(), 300).0, first);
 }
 
 #[test]
@@ -382,24 +284,14 @@ fn held_out_batches_are_spread_over_the_held_out_part_only() {
     for index in 0..batches {
         blocks.held_out_batch(index, batches, rows, &mut out);
         for row in out.chunks_exact(65) {
-            let bytes: Vec<u8> = row
-                .iter()
-                .map(|token| u8::try_from(*token).expect("a byte"))
-                .collect();
-            let at = corpus
-                .held_out()
-                .windows(65)
-                .position(|window| window == bytes)
-                .expect("held-out text");
+            let bytes: Vec<u8> = row.iter().map(|token| u8::try_from(*token).expect("a byte")).collect();
+            let at = corpus.held_out().windows(65).position(|window| window == bytes).expect("held-out text");
             starts.push(at);
         }
     }
     assert_eq!(starts.first(), Some(&0));
     assert_eq!(starts.last(), Some(&(corpus.held_out().len() - 65)));
-    assert!(
-        starts.windows(2).all(|pair| pair[1] - pair[0] >= 64),
-        "no token is scored twice"
-    );
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 64), "no token is scored twice");
     // One window, and more windows than there are, are possible too.
     blocks.held_out_batch(0, 1, 1, &mut out[..65]);
     blocks.held_out_batch(batches * 9, batches * 10, rows, &mut out);
@@ -464,17 +356,7 @@ proptest! {
 fn a_permutation_parts_neighbours() {
     let len = 100_000;
     let permutation = Permutation::new(len, 42, 0);
-    let near = (1..len)
-        .filter(|index| {
-            permutation
-                .apply(*index)
-                .abs_diff(permutation.apply(index - 1))
-                < 100
-        })
-        .count();
+    let near = (1..len).filter(|index| permutation.apply(*index).abs_diff(permutation.apply(index - 1)) < 100).count();
     // Of random pairs, 0.2 % are this near: 200. Five standard deviations are 70.
-    assert!(
-        (130..270).contains(&near),
-        "{near} of {len} neighbours are still near each other"
-    );
+    assert!((130..270).contains(&near), "{near} of {len} neighbours are still near each other");
 }

@@ -30,9 +30,7 @@ const SEPARATOR_TEXT: &str = "\u{0}";
 /// # Errors
 /// [`Error::Io`] if a file cannot be written; files written before it stay.
 pub fn write_tokenizer_files(dir: &Path) -> Result<()> {
-    let vocabulary: Map<String, Value> = (0..=u8::MAX)
-        .map(|byte| (spelling(byte), json!(byte)))
-        .collect();
+    let vocabulary: Map<String, Value> = (0..=u8::MAX).map(|byte| (spelling(byte), json!(byte))).collect();
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false
     });
@@ -75,11 +73,7 @@ pub fn write_tokenizer_files(dir: &Path) -> Result<()> {
         ("special_tokens_map.json", &specials),
     ] {
         let path = dir.join(name);
-        fs::write(&path, format!("{value:#}\n")).map_err(|source| Error::Io {
-            what: "writing",
-            path,
-            source,
-        })?;
+        fs::write(&path, format!("{value:#}\n")).map_err(|source| Error::Io { what: "writing", path, source })?;
     }
     Ok(())
 }
@@ -112,15 +106,7 @@ mod tests {
         assert!(spellings.iter().all(|text| text.chars().count() == 1));
         // Fixed points of GPT-2's table: space is Ġ, newline is Ċ, delete is ġ, the soft hyphen is
         // the last one, Ń.
-        assert_eq!(
-            [
-                spelling(b' '),
-                spelling(b'\n'),
-                spelling(0x7f),
-                spelling(0xad)
-            ],
-            ["Ġ", "Ċ", "ġ", "Ń"]
-        );
+        assert_eq!([spelling(b' '), spelling(b'\n'), spelling(0x7f), spelling(0xad)], ["Ġ", "Ċ", "ġ", "Ń"]);
     }
 
     #[test]

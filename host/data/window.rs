@@ -57,10 +57,7 @@ impl Blocks {
     /// window; [`Error::Context`] if `context` is 0 or out of bounds.
     pub fn new(corpus: &Corpus, seed: u64, context: usize, islands: usize) -> Result<Self> {
         if !(1..=CONTEXT_MAX).contains(&context) {
-            return Err(Error::Context {
-                found: context,
-                most: CONTEXT_MAX,
-            });
+            return Err(Error::Context { found: context, most: CONTEXT_MAX });
         }
         let too_small = |part, bytes, expected| Error::TooSmallForRun {
             corpus: corpus.description().to_owned(),
@@ -71,19 +68,13 @@ impl Blocks {
             context,
             block_windows: BLOCK_WINDOWS,
         };
-        let expected = ((islands.max(1) * BLOCK_WINDOWS) as u64)
-            .saturating_mul(context as u64)
-            .saturating_add(1);
+        let expected = ((islands.max(1) * BLOCK_WINDOWS) as u64).saturating_mul(context as u64).saturating_add(1);
         if corpus.training_bytes() < expected {
             return Err(too_small("training", corpus.training_bytes(), expected));
         }
         let window_tokens = context as u64 + 1;
         if corpus.held_out_bytes() < window_tokens {
-            return Err(too_small(
-                "held-out",
-                corpus.held_out_bytes(),
-                window_tokens,
-            ));
+            return Err(too_small("held-out", corpus.held_out_bytes(), window_tokens));
         }
         let mut hash = Sha256::new();
         hash.update(b"tombolo windows 1");
@@ -94,12 +85,7 @@ impl Blocks {
         let mut key = [0; 8];
         key.copy_from_slice(&digest[..8]);
         let windows = (corpus.training_bytes() - 1) / context as u64;
-        Ok(Self {
-            corpus: corpus.clone(),
-            context,
-            windows,
-            key: u64::from_le_bytes(key),
-        })
+        Ok(Self { corpus: corpus.clone(), context, windows, key: u64::from_le_bytes(key) })
     }
 
     /// Tokens of context, T.
@@ -132,10 +118,7 @@ impl Blocks {
     /// # Panics
     /// If `index` is not below [`BLOCK_WINDOWS`].
     pub fn position(&self, block: u64, index: usize) -> u64 {
-        assert!(
-            index < BLOCK_WINDOWS,
-            "window {index} of a block of {BLOCK_WINDOWS}"
-        );
+        assert!(index < BLOCK_WINDOWS, "window {index} of a block of {BLOCK_WINDOWS}");
         let place = (block % self.blocks_per_epoch()) * BLOCK_WINDOWS as u64 + index as u64;
         Permutation::new(self.windows, self.key, self.epoch(block)).apply(place)
     }
@@ -156,19 +139,8 @@ impl Blocks {
     ///
     /// # Panics
     /// If `out` has another length than `rows · (T + 1)`.
-    pub fn batch(
-        &self,
-        cursor: &mut Cursor,
-        rows: usize,
-        out: &mut [u32],
-        mut next_block: impl FnMut(u64) -> u64,
-    ) {
-        assert_eq!(
-            out.len(),
-            rows * (self.context + 1),
-            "a batch of {rows} windows of {} + 1 tokens",
-            self.context
-        );
+    pub fn batch(&self, cursor: &mut Cursor, rows: usize, out: &mut [u32], mut next_block: impl FnMut(u64) -> u64) {
+        assert_eq!(out.len(), rows * (self.context + 1), "a batch of {rows} windows of {} + 1 tokens", self.context);
         for row in out.chunks_exact_mut(self.context + 1) {
             if cursor.window >= BLOCK_WINDOWS {
                 *cursor = Cursor::at(next_block(cursor.block));
@@ -194,12 +166,7 @@ impl Blocks {
     /// If `index` is not below `batches`, or `out` has another length than `rows · (T + 1)`.
     pub fn held_out_batch(&self, index: usize, batches: usize, rows: usize, out: &mut [u32]) {
         assert!(index < batches, "held-out batch {index} of {batches}");
-        assert_eq!(
-            out.len(),
-            rows * (self.context + 1),
-            "a batch of {rows} windows of {} + 1 tokens",
-            self.context
-        );
+        assert_eq!(out.len(), rows * (self.context + 1), "a batch of {rows} windows of {} + 1 tokens", self.context);
         let text = self.corpus.held_out();
         let last_start = text.len() - (self.context + 1);
         let count = rows * batches;

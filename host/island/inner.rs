@@ -88,11 +88,7 @@ impl Inner for TextInner {
         let repeated_rows = if again > 0 { cursor.window.min(rows) } else { 0 };
         self.cursor = Some(cursor);
         let stats = self.trainer.step(Batch { tokens: &self.batch, batch: rows, context }, learning_rate)?;
-        Ok(Stepped {
-            loss: stats.loss,
-            tokens: (rows * context) as u64,
-            repeated: (repeated_rows * context) as u64,
-        })
+        Ok(Stepped { loss: stats.loss, tokens: (rows * context) as u64, repeated: (repeated_rows * context) as u64 })
     }
 
     fn moments(&self) -> (&[f32], &[f32], u64) {

@@ -82,7 +82,10 @@ pub async fn join(mut site: Site) -> Result<Joined> {
     let mut tail = Tail::join(&site.bucket, empty).await?;
     tail.advance(&site.bucket, usize::MAX).await?;
     if tail.ledger.versions.is_empty() {
-        return Err(Error::unavailable(format!("run {}: has no start entry in its log yet; try again", site.record.spec.run)));
+        return Err(Error::unavailable(format!(
+            "run {}: has no start entry in its log yet; try again",
+            site.record.spec.run
+        )));
     }
 
     let mut status = Status::default();

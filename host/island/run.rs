@@ -101,7 +101,10 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
     beside.abort_all();
     while beside.join_next().await.is_some() {}
     if fenced {
-        return Err(Error::fenced(format!("island {}: life {incarnation} ended because a newer one was claimed", crew.name)));
+        return Err(Error::fenced(format!(
+            "island {}: life {incarnation} ended because a newer one was claimed",
+            crew.name
+        )));
     }
     match clock::timeout(FLUSH, crew.write_checkpoint(job)).await {
         Ok(Ok(())) => {}

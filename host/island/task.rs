@@ -107,7 +107,8 @@ impl Crew {
                 let _ = clock::timeout(Duration::from_secs(1), self.news.notified()).await;
                 continue;
             }
-            let fetched = join_all(wanted.iter().map(|(p, version)| self.bucket.fragment(&self.fragments, *p, version))).await;
+            let fetched =
+                join_all(wanted.iter().map(|(p, version)| self.bucket.fragment(&self.fragments, *p, version))).await;
             let mut result = Ok(());
             for ((p, version), values) in wanted.iter().zip(fetched) {
                 match values {
@@ -251,7 +252,8 @@ impl Crew {
     /// Beats, and notices when a newer life of this island was claimed.
     pub async fn beat(self: Arc<Crew>) {
         for counter in 2u64.. {
-            let state = if self.shared.drain.load(Ordering::Relaxed) { IslandState::Draining } else { IslandState::Training };
+            let state =
+                if self.shared.drain.load(Ordering::Relaxed) { IslandState::Draining } else { IslandState::Training };
             let card = self.card(counter, state);
             self.report(&card);
             // A beat that does not get through is missed, not repeated: the next one is fresher.
@@ -309,7 +311,8 @@ impl Crew {
             let claimed = self.claim_one(&mut next).await;
             if let Err(error) = claimed {
                 self.shared.wants_block.store(true, Ordering::Relaxed);
-                self.sink.note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
+                self.sink
+                    .note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
                 next = None;
                 clock::sleep(Duration::from_secs(2)).await;
             }

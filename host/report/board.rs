@@ -52,11 +52,7 @@ pub struct Board {
 
 #[derive(Debug)]
 enum Display {
-    Bars {
-        all: MultiProgress,
-        islands: Vec<ProgressBar>,
-        run: ProgressBar,
-    },
+    Bars { all: MultiProgress, islands: Vec<ProgressBar>, run: ProgressBar },
     Plain(Mutex<Plain>),
 }
 
@@ -75,11 +71,7 @@ impl Board {
     }
 
     /// A board that draws bars on `target`, or prints plain lines if there is none.
-    pub(super) fn on(
-        target: Option<ProgressDrawTarget>,
-        islands: usize,
-        token_budget: u64,
-    ) -> Self {
+    pub(super) fn on(target: Option<ProgressDrawTarget>, islands: usize, token_budget: u64) -> Self {
         let display = match target {
             Some(target) => {
                 let all = MultiProgress::with_draw_target(target);
@@ -87,8 +79,7 @@ impl Board {
                     let bar = all.add(ProgressBar::new(token_budget.max(1)));
                     // A template of ours that does not parse shows as the default style, not as a
                     // crash.
-                    let style = ProgressStyle::with_template(template)
-                        .unwrap_or_else(|_| ProgressStyle::default_bar());
+                    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
                     bar.set_style(style.progress_chars("━╸─"));
                     bar
                 };
@@ -104,15 +95,9 @@ impl Board {
                 run.set_message("no round committed yet");
                 Display::Bars { all, islands, run }
             }
-            None => Display::Plain(Mutex::new(Plain {
-                islands: vec![None; islands],
-                printed: None,
-            })),
+            None => Display::Plain(Mutex::new(Plain { islands: vec![None; islands], printed: None })),
         };
-        Self {
-            token_budget,
-            display,
-        }
+        Self { token_budget, display }
     }
 
     /// Shows what island `index` is doing. An index that was not announced is passed over.
@@ -171,26 +156,16 @@ impl Board {
 impl Plain {
     /// The line to print now, or none if the last one is not long enough ago.
     fn line(&mut self, line: &RunLine, token_budget: u64, now: Instant) -> Option<String> {
-        if self
-            .printed
-            .is_some_and(|printed| now.duration_since(printed) < PLAIN_EVERY)
-        {
+        if self.printed.is_some_and(|printed| now.duration_since(printed) < PLAIN_EVERY) {
             return None;
         }
         self.printed = Some(now);
         let mut text = run_text(line, token_budget);
         let heard: Vec<(f32, f64)> = self.islands.iter().flatten().copied().collect();
         if !heard.is_empty() {
-            let losses = heard
-                .iter()
-                .map(|(loss, _)| format!("{loss:.3}"))
-                .collect::<Vec<_>>()
-                .join(" ");
+            let losses = heard.iter().map(|(loss, _)| format!("{loss:.3}")).collect::<Vec<_>>().join(" ");
             let speed: f64 = heard.iter().map(|(_, speed)| speed).sum();
-            text.push_str(&format!(
-                " · islands at {losses} · {} tokens/s",
-                short(speed)
-            ));
+            text.push_str(&format!(" · islands at {losses} · {} tokens/s", short(speed)));
         }
         Some(text)
     }
@@ -205,11 +180,7 @@ fn locked(plain: &Mutex<Plain>) -> MutexGuard<'_, Plain> {
 /// usual one.
 fn island_text(line: &IslandLine<'_>) -> String {
     let round = line.round.map_or_else(|| "-".to_owned(), grouped);
-    let state = if line.state == USUAL {
-        String::new()
-    } else {
-        format!("{}  ", line.state)
-    };
+    let state = if line.state == USUAL { String::new() } else { format!("{}  ", line.state) };
     format!(
         "{state}step {}  loss {:.3}  {} tokens/s  round {round}",
         grouped(line.step),
@@ -219,13 +190,8 @@ fn island_text(line: &IslandLine<'_>) -> String {
 }
 
 fn run_text(line: &RunLine, token_budget: u64) -> String {
-    let held_out = line
-        .held_out_loss
-        .map_or_else(|| "not scored yet".to_owned(), |loss| format!("{loss:.3}"));
-    let breadth = line
-        .breadth
-        .map(|breadth| format!(" · breadth {breadth:.2}"))
-        .unwrap_or_default();
+    let held_out = line.held_out_loss.map_or_else(|| "not scored yet".to_owned(), |loss| format!("{loss:.3}"));
+    let breadth = line.breadth.map(|breadth| format!(" · breadth {breadth:.2}")).unwrap_or_default();
     format!(
         "{} rounds · held-out loss {held_out} · {} of {} tokens{breadth}",
         grouped(line.rounds),
@@ -238,24 +204,15 @@ fn run_text(line: &RunLine, token_budget: u64) -> String {
 mod tests {
     use super::*;
 
-    const LINE: RunLine = RunLine {
-        rounds: 1234,
-        tokens_merged: 2_500_000,
-        held_out_loss: Some(1.5),
-        breadth: Some(2.96),
-    };
+    const LINE: RunLine =
+        RunLine { rounds: 1234, tokens_merged: 2_500_000, held_out_loss: Some(1.5), breadth: Some(2.96) };
 
     #[test]
     fn a_plain_line_is_printed_every_ten_seconds_and_not_more_often() {
-        let mut plain = Plain {
-            islands: vec![Some((1.25, 9000.0)), None],
-            printed: None,
-        };
+        let mut plain = Plain { islands: vec![Some((1.25, 9000.0)), None], printed: None };
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let first = plain
-            .line(&LINE, 5_000_000, start)
-            .expect("the first at once");
+        let first = plain.line(&LINE, 5_000_000, start).expect("the first at once");
         assert_eq!(
             first,
             "1,234 rounds · held-out loss 1.500 · 2.50 M of 5.00 M tokens · breadth 2.96 · islands at 1.250 · 9.00 k tokens/s"
@@ -267,40 +224,17 @@ mod tests {
 
     #[test]
     fn a_run_that_has_nothing_to_show_yet_says_so() {
-        let line = RunLine {
-            rounds: 0,
-            tokens_merged: 0,
-            held_out_loss: None,
-            breadth: None,
-        };
-        assert_eq!(
-            run_text(&line, 0),
-            "0 rounds · held-out loss not scored yet · 0 of 0 tokens"
-        );
-        let line = IslandLine {
-            step: 1,
-            loss: 5.5,
-            tokens_per_s: 0.0,
-            round: None,
-            state: "starting",
-        };
-        assert_eq!(
-            island_text(&line),
-            "starting  step 1  loss 5.500  0 tokens/s  round -"
-        );
+        let line = RunLine { rounds: 0, tokens_merged: 0, held_out_loss: None, breadth: None };
+        assert_eq!(run_text(&line, 0), "0 rounds · held-out loss not scored yet · 0 of 0 tokens");
+        let line = IslandLine { step: 1, loss: 5.5, tokens_per_s: 0.0, round: None, state: "starting" };
+        assert_eq!(island_text(&line), "starting  step 1  loss 5.500  0 tokens/s  round -");
     }
 
     #[test]
     fn an_island_that_was_not_announced_is_passed_over() {
         for target in [None, Some(ProgressDrawTarget::hidden())] {
             let board = Board::on(target, 1, 100);
-            let line = IslandLine {
-                step: 1,
-                loss: 5.5,
-                tokens_per_s: 0.0,
-                round: None,
-                state: "training",
-            };
+            let line = IslandLine { step: 1, loss: 5.5, tokens_per_s: 0.0, round: None, state: "training" };
             board.island(0, &line);
             board.island(7, &line);
             board.finish();

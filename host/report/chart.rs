@@ -31,22 +31,14 @@ pub fn loss_curves_text(width: usize, height: usize, curves: &Curves) -> String 
     let mut text = clipped(&curves.title, width.max(30));
     text.push('\n');
     for row in 0..rows {
-        let label = if row % 3 == 0 {
-            format!("{:.2}", canvas.loss(row))
-        } else {
-            String::new()
-        };
+        let label = if row % 3 == 0 { format!("{:.2}", canvas.loss(row)) } else { String::new() };
         text.push_str(&format!("{label:>5} │"));
         text.push_str(canvas.row(row).trim_end());
         text.push('\n');
     }
     text.push_str(&format!("{:>5} └{}\n", "", "─".repeat(columns)));
     let end = format!("{} tokens merged", short(bounds.tokens));
-    text.push_str(&format!(
-        "{:>6} 0{end:>gap$}\n",
-        "",
-        gap = columns.saturating_sub(1)
-    ));
+    text.push_str(&format!("{:>6} 0{end:>gap$}\n", "", gap = columns.saturating_sub(1)));
     let mut legend = format!("       ⠤⠤ {}", curves.held_out.name);
     if !curves.islands.is_empty() {
         legend.push_str("   ·· islands' training loss");
@@ -58,12 +50,7 @@ pub fn loss_curves_text(width: usize, height: usize, curves: &Curves) -> String 
 
 /// The first `width` characters.
 fn clipped(text: &str, width: usize) -> String {
-    text.lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .take(width)
-        .collect()
+    text.lines().next().unwrap_or_default().chars().take(width).collect()
 }
 
 /// Characters being drawn on.
@@ -79,21 +66,11 @@ struct Canvas {
 
 impl Canvas {
     fn new(columns: usize, rows: usize, bounds: Bounds) -> Self {
-        Self {
-            columns,
-            rows,
-            bounds,
-            line: vec![0; columns * rows],
-            cloud: vec![false; columns * rows],
-        }
+        Self { columns, rows, bounds, line: vec![0; columns * rows], cloud: vec![false; columns * rows] }
     }
 
     /// The dot nearest to a point, from the upper left, kept inside the canvas.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 0 and the number of dots"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the number of dots")]
     fn dot(&self, (x, y): (f64, f64)) -> (usize, usize) {
         let (across, down) = (self.columns * 2 - 1, self.rows * 4 - 1);
         let share = |value: f64| value.clamp(0.0, 1.0);
@@ -111,19 +88,12 @@ impl Canvas {
 
     /// Joins the points by straight lines.
     fn line(&mut self, points: &[(f64, f64)]) {
-        let ends = points
-            .windows(2)
-            .map(|pair| (pair[0], pair[1]))
-            .chain(points.last().map(|last| (*last, *last)));
+        let ends = points.windows(2).map(|pair| (pair[0], pair[1])).chain(points.last().map(|last| (*last, *last)));
         for (from, to) in ends {
             let ((from_column, from_row), (to_column, to_row)) = (self.dot(from), self.dot(to));
-            let steps = from_column
-                .abs_diff(to_column)
-                .max(from_row.abs_diff(to_row))
-                .max(1);
+            let steps = from_column.abs_diff(to_column).max(from_row.abs_diff(to_row)).max(1);
             for step in 0..=steps {
-                let between =
-                    |a: usize, b: usize| (a * (steps - step) + b * step + steps / 2) / steps;
+                let between = |a: usize, b: usize| (a * (steps - step) + b * step + steps / 2) / steps;
                 let (column, row) = (between(from_column, to_column), between(from_row, to_row));
                 self.line[row / 4 * self.columns + column / 2] |= DOTS[row % 4][column % 2];
             }

@@ -29,12 +29,7 @@ const SMOOTHING: usize = 40;
 
 /// The finite points of a series.
 pub(super) fn finite(series: &Series) -> Vec<(f64, f64)> {
-    series
-        .points
-        .iter()
-        .copied()
-        .filter(|(x, y)| x.is_finite() && y.is_finite())
-        .collect()
+    series.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
 }
 
 /// The mean of each point and its neighbours, thinned out. The window is centred, so that the line
@@ -56,10 +51,7 @@ pub(super) fn smoothed(series: &Series) -> Vec<(f64, f64)> {
             let reach = reach.min(at);
             let near = &points[at - reach..=(at + reach).min(points.len() - 1)];
             // The window is short, so its length is exact.
-            (
-                points[at].0,
-                near.iter().map(|point| point.1).sum::<f64>() / near.len() as f64,
-            )
+            (points[at].0, near.iter().map(|point| point.1).sum::<f64>() / near.len() as f64)
         })
         .collect()
 }

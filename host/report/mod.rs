@@ -48,14 +48,8 @@ pub enum Error {
 
 /// Writes a file so that its name never holds half of it.
 fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
-    let failed = |source| Error::Write {
-        path: path.to_owned(),
-        source,
-    };
-    let dir = path
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {

@@ -28,11 +28,7 @@ pub(super) fn short(value: f64) -> String {
         medium if medium < 99.95 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     };
-    if unit == 0 {
-        text
-    } else {
-        format!("{text} {}", units[unit])
-    }
+    if unit == 0 { text } else { format!("{text} {}", units[unit]) }
 }
 
 /// A duration in the two largest units it has.
@@ -47,12 +43,7 @@ pub(super) fn duration(seconds: f64) -> String {
         reason = "saturates, and is shown in whole seconds"
     )]
     let whole = seconds.round() as u64;
-    let (days, hours, minutes, rest) = (
-        whole / 86_400,
-        whole / 3600 % 24,
-        whole / 60 % 60,
-        whole % 60,
-    );
+    let (days, hours, minutes, rest) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60);
     match (days, hours) {
         (0, 0) => format!("{minutes} min {rest} s"),
         (0, _) => format!("{hours} h {minutes} min"),

@@ -45,10 +45,8 @@ impl Summary {
     /// # Errors
     /// [`Error::Write`] if the file cannot be written.
     pub fn write_json(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).map_err(|error| Error::Write {
-            path: path.to_owned(),
-            source: error.into(),
-        })?;
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|error| Error::Write { path: path.to_owned(), source: error.into() })?;
         text.push(b'\n');
         write_whole(path, &text)
     }
@@ -56,24 +54,13 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let loss = |loss: Option<f64>| {
-            loss.map_or_else(|| "not scored".to_owned(), |loss| format!("{loss:.3}"))
-        };
-        let speed = if self.seconds > 0.0 {
-            self.tokens_merged as f64 / self.seconds
-        } else {
-            0.0
-        };
-        let offers =
-            self.offers_merged + self.offers_late + self.offers_superseded + self.offers_refused;
+        let loss = |loss: Option<f64>| loss.map_or_else(|| "not scored".to_owned(), |loss| format!("{loss:.3}"));
+        let speed = if self.seconds > 0.0 { self.tokens_merged as f64 / self.seconds } else { 0.0 };
+        let offers = self.offers_merged + self.offers_late + self.offers_superseded + self.offers_refused;
         let rows = [
             (
                 "held-out loss",
-                format!(
-                    "{} → {} nats per byte",
-                    loss(self.held_out_loss_first),
-                    loss(self.held_out_loss_last)
-                ),
+                format!("{} → {} nats per byte", loss(self.held_out_loss_first), loss(self.held_out_loss_last)),
             ),
             ("rounds committed", grouped(self.rounds_committed)),
             (
@@ -97,16 +84,8 @@ impl fmt::Display for Summary {
                 ),
             ),
             ("wall time", duration(self.seconds)),
-            (
-                "islands waited",
-                format!("{:.2} % of the time", self.wait_ratio * 100.0),
-            ),
-            (
-                "model",
-                self.exported
-                    .clone()
-                    .unwrap_or_else(|| "not exported".to_owned()),
-            ),
+            ("islands waited", format!("{:.2} % of the time", self.wait_ratio * 100.0)),
+            ("model", self.exported.clone().unwrap_or_else(|| "not exported".to_owned())),
         ];
         for (name, value) in rows {
             writeln!(f, "  {name:<17} {value}")?;

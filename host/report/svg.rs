@@ -51,22 +51,13 @@ fn draw(picture: &mut String, curves: &Curves) -> std::result::Result<(), String
     let islands: Vec<Vec<(f64, f64)>> = curves.islands.iter().map(smoothed).collect();
     let bounds = curves::bounds(islands.iter().chain([&held_out]).map(Vec::as_slice));
     let (unit, unit_name) = curves::token_unit(bounds.tokens);
-    let scale = |points: &[(f64, f64)]| {
-        points
-            .iter()
-            .map(|(x, y)| (x / unit, *y))
-            .collect::<Vec<_>>()
-    };
+    let scale = |points: &[(f64, f64)]| points.iter().map(|(x, y)| (x / unit, *y)).collect::<Vec<_>>();
     let text = |size: u32| (FONT, size).into_font().color(&TEXT);
 
     let area = SVGBackend::with_string(picture, SIZE).into_drawing_area();
     area.fill(&WHITE).map_err(|error| error.to_string())?;
-    let title = (FONT, 22)
-        .into_font()
-        .color(&INK)
-        .pos(Pos::new(HPos::Left, VPos::Top));
-    area.draw_text(&curves.title, &title, (24, 18))
-        .map_err(|error| error.to_string())?;
+    let title = (FONT, 22).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Top));
+    area.draw_text(&curves.title, &title, (24, 18)).map_err(|error| error.to_string())?;
 
     let Bounds { tokens, low, high } = bounds;
     let mut chart = ChartBuilder::on(&area)
@@ -98,20 +89,14 @@ fn draw(picture: &mut String, curves: &Curves) -> std::result::Result<(), String
     let grouped = islands.len() > ISLAND.len();
     for (index, (line, series)) in islands.iter().zip(&curves.islands).enumerate() {
         let colour = if grouped { TEXT } else { ISLAND[index] };
-        let style = colour
-            .mix(if grouped { 0.35 } else { 0.75 })
-            .stroke_width(1);
-        let drawn = chart
-            .draw_series(LineSeries::new(scale(line), style))
-            .map_err(|error| error.to_string())?;
+        let style = colour.mix(if grouped { 0.35 } else { 0.75 }).stroke_width(1);
+        let drawn = chart.draw_series(LineSeries::new(scale(line), style)).map_err(|error| error.to_string())?;
         let name = match (grouped, index) {
             (false, _) => series.name.clone(),
             (true, 0) => format!("{} islands, training", islands.len()),
             (true, _) => continue,
         };
-        drawn
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 26, y)], colour.stroke_width(2)));
+        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 26, y)], colour.stroke_width(2)));
     }
     let line = LineSeries::new(scale(&held_out), INK.stroke_width(3));
     chart
@@ -122,19 +107,12 @@ fn draw(picture: &mut String, curves: &Curves) -> std::result::Result<(), String
     // Marks where there is room for them.
     if held_out.len() <= 80 {
         let mark = |point: &(f64, f64)| Circle::new(*point, 4, INK.filled());
-        chart
-            .draw_series(scale(&held_out).iter().map(mark))
-            .map_err(|error| error.to_string())?;
+        chart.draw_series(scale(&held_out).iter().map(mark)).map_err(|error| error.to_string())?;
     }
     if let Some((x, y)) = held_out.last() {
-        let end = (FONT, 15)
-            .into_font()
-            .color(&INK)
-            .pos(Pos::new(HPos::Right, VPos::Bottom));
+        let end = (FONT, 15).into_font().color(&INK).pos(Pos::new(HPos::Right, VPos::Bottom));
         let label = Text::new(format!("{y:.3}"), (x / unit, y + (high - low) * 0.02), end);
-        chart
-            .draw_series([label])
-            .map_err(|error| error.to_string())?;
+        chart.draw_series([label]).map_err(|error| error.to_string())?;
     }
     chart
         .configure_series_labels()

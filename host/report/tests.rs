@@ -16,10 +16,7 @@ fn example(islands: usize, steps: usize) -> Curves {
             .map(|step| {
                 let tokens = step as f64 * 3072.0;
                 let noise = ((step * 7919 + island * 104_729) % 1000) as f64 / 1000.0 - 0.5;
-                (
-                    tokens,
-                    loss(tokens) * (1.0 - 0.01 * island as f64) + noise * 0.3,
-                )
+                (tokens, loss(tokens) * (1.0 - 0.01 * island as f64) + noise * 0.3)
             })
             .collect(),
     };
@@ -40,64 +37,30 @@ fn the_picture_names_every_line_and_both_axes() {
     let path = dir.path().join("loss.svg");
     loss_curves_svg(&path, &example(3, 2000)).expect("drawn");
     let picture = fs::read_to_string(&path).expect("there");
-    for text in [
-        "island 0, training",
-        "island 2, training",
-        "committed model, held out",
-        "tokens merged (M)",
-        "nats per byte",
-    ] {
+    for text in
+        ["island 0, training", "island 2, training", "committed model, held out", "tokens merged (M)", "nats per byte"]
+    {
         assert!(picture.contains(text), "{text} is not in the picture");
     }
     assert!(picture.contains("font-family=\"sans-serif\""));
-    assert!(
-        picture.len() < 200_000,
-        "{} bytes for a picture",
-        picture.len()
-    );
-    assert_eq!(
-        fs::read_dir(dir.path()).expect("listed").count(),
-        1,
-        "no half-written file is left"
-    );
+    assert!(picture.len() < 200_000, "{} bytes for a picture", picture.len());
+    assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 1, "no half-written file is left");
 }
 
 #[test]
 fn a_picture_of_nothing_or_of_numbers_that_are_none_is_still_a_picture() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("loss.svg");
-    let broken = Series {
-        name: "x".to_owned(),
-        points: vec![
-            (0.0, f64::NAN),
-            (f64::INFINITY, 1.0),
-            (5.0, f64::NEG_INFINITY),
-        ],
-    };
-    let one = Series {
-        name: "x".to_owned(),
-        points: vec![(10.0, 2.0)],
-    };
+    let broken =
+        Series { name: "x".to_owned(), points: vec![(0.0, f64::NAN), (f64::INFINITY, 1.0), (5.0, f64::NEG_INFINITY)] };
+    let one = Series { name: "x".to_owned(), points: vec![(10.0, 2.0)] };
     for curves in [
         Curves::default(),
-        Curves {
-            held_out: broken.clone(),
-            islands: vec![broken],
-            ..Curves::default()
-        },
-        Curves {
-            held_out: one.clone(),
-            islands: vec![one; 20],
-            ..Curves::default()
-        },
+        Curves { held_out: broken.clone(), islands: vec![broken], ..Curves::default() },
+        Curves { held_out: one.clone(), islands: vec![one; 20], ..Curves::default() },
     ] {
         loss_curves_svg(&path, &curves).expect("drawn");
-        assert!(
-            fs::read_to_string(&path)
-                .expect("there")
-                .trim_end()
-                .ends_with("</svg>")
-        );
+        assert!(fs::read_to_string(&path).expect("there").trim_end().ends_with("</svg>"));
         assert!(loss_curves_text(0, 0, &curves).lines().count() >= 8);
     }
 }
@@ -106,9 +69,7 @@ fn a_picture_of_nothing_or_of_numbers_that_are_none_is_still_a_picture() {
 fn a_picture_that_cannot_be_written_says_where() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("missing").join("loss.svg");
-    let error = loss_curves_svg(&path, &Curves::default())
-        .expect_err("no such folder")
-        .to_string();
+    let error = loss_curves_svg(&path, &Curves::default()).expect_err("no such folder").to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
 }
 
@@ -121,28 +82,15 @@ fn the_chart_fits_its_size_and_falls_from_left_to_right() {
     assert!(lines.iter().all(|line| line.len() <= 80), "{chart}");
     let braille = |c: &char| ('\u{2801}'..='\u{28ff}').contains(c);
     let (top, bottom) = (&lines[1..4], &lines[13..17]);
-    assert!(
-        top.iter().any(|line| line.iter().take(12).any(braille)),
-        "{chart}"
-    );
-    assert!(
-        bottom.iter().any(|line| line.iter().skip(70).any(braille)),
-        "{chart}"
-    );
-    assert!(
-        chart.contains("committed model, held out") && chart.contains("6.14 M tokens merged"),
-        "{chart}"
-    );
+    assert!(top.iter().any(|line| line.iter().take(12).any(braille)), "{chart}");
+    assert!(bottom.iter().any(|line| line.iter().skip(70).any(braille)), "{chart}");
+    assert!(chart.contains("committed model, held out") && chart.contains("6.14 M tokens merged"), "{chart}");
 }
 
 #[test]
 fn smoothing_keeps_the_beginning_and_a_straight_line() {
-    let line = Series {
-        name: String::new(),
-        points: (0..5000)
-            .map(|x| (f64::from(x), 3.0 - f64::from(x) * 1e-4))
-            .collect(),
-    };
+    let line =
+        Series { name: String::new(), points: (0..5000).map(|x| (f64::from(x), 3.0 - f64::from(x) * 1e-4)).collect() };
     let smooth = smoothed(&line);
     assert!(smooth.len() <= 402);
     assert_eq!(smooth[0], line.points[0]);
@@ -160,31 +108,17 @@ fn bounds_hold_every_point_and_end_on_round_values() {
     let found = bounds([points.as_slice()].into_iter());
     assert_eq!((found.tokens, found.low, found.high), (4.2e6, 1.0, 6.0));
     assert_eq!(
-        [
-            round_step(0.3),
-            round_step(0.2),
-            round_step(22.0),
-            round_step(0.06)
-        ]
-        .map(|step| (step * 1000.0).round()),
+        [round_step(0.3), round_step(0.2), round_step(22.0), round_step(0.06)].map(|step| (step * 1000.0).round()),
         [500.0, 200.0, 25_000.0, 100.0]
     );
 }
 
 #[test]
 fn numbers_are_short_enough_to_read() {
+    assert_eq!([grouped(0), grouped(999), grouped(1000), grouped(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
     assert_eq!(
-        [grouped(0), grouped(999), grouped(1000), grouped(1_234_567)],
-        ["0", "999", "1,000", "1,234,567"]
-    );
-    assert_eq!(
-        [
-            0.0, 999.4, 999.6, 12_345.0, 999_499.0, 999_600.0, 2.5e6, 7.0e15
-        ]
-        .map(short),
-        [
-            "0", "999", "1.00 k", "12.3 k", "999 k", "1.00 M", "2.50 M", "7000 T"
-        ]
+        [0.0, 999.4, 999.6, 12_345.0, 999_499.0, 999_600.0, 2.5e6, 7.0e15].map(short),
+        ["0", "999", "1.00 k", "12.3 k", "999 k", "1.00 M", "2.50 M", "7000 T"]
     );
     assert_eq!(
         [0.04, 59.0, 178.2, 3700.0, 90_000.0].map(duration),
@@ -232,10 +166,7 @@ fn the_summary_has_the_promised_fields_and_comes_back() {
         assert!(!value[field].is_null(), "{field}");
     }
     assert_eq!(value.as_object().expect("an object").len(), promised.len());
-    assert_eq!(
-        serde_json::from_str::<Summary>(&text).expect("back"),
-        summary
-    );
+    assert_eq!(serde_json::from_str::<Summary>(&text).expect("back"), summary);
     assert_eq!(
         summary.to_string(),
         "  held-out loss     5.546 → 1.612 nats per byte\n\

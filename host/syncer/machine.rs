@@ -215,7 +215,11 @@ impl Machine {
         }
         let grace = self.grace(now);
         if now - quorum_at >= grace {
-            return Decision::Close(format!("the grace window of {:.0} ms is over without {}", clock::ms(grace), missing.join(", ")));
+            return Decision::Close(format!(
+                "the grace window of {:.0} ms is over without {}",
+                clock::ms(grace),
+                missing.join(", ")
+            ));
         }
         wait(quorum_at + grace)
     }
@@ -232,9 +236,8 @@ impl Machine {
     /// Fates of other offers that the next commit carries.
     pub fn pending(&self, ledger: &Ledger) -> Vec<OfferRecord> {
         let open = ledger.open_rounds();
-        let fresh = |r: &&OfferRecord| {
-            !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation) && r.id.round < open.end
-        };
+        let fresh =
+            |r: &&OfferRecord| !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation) && r.id.round < open.end;
         self.pending.iter().filter(fresh).take(RECORDS_MAX).cloned().collect()
     }
 
@@ -243,7 +246,8 @@ impl Machine {
         let step_ms = self.step_ms(now);
         let spacing = if self.spacing_ms > 0.0 { self.spacing_ms } else { step_ms };
         let asked = self.rules.sync_steps as f64;
-        let sync_steps = if step_ms > 0.0 { (self.rules.fragments as f64 * spacing / step_ms).max(asked) } else { asked };
+        let sync_steps =
+            if step_ms > 0.0 { (self.rules.fragments as f64 * spacing / step_ms).max(asked) } else { asked };
         Pace {
             window: self.rules.window(),
             sync_steps,
@@ -256,7 +260,8 @@ impl Machine {
 
     /// A round was committed (by this syncer): `closed_at` is when its closing was decided.
     pub fn committed(&mut self, round: u64, ledger: &Ledger, closed_at: Instant, now: Instant) {
-        let mut seen: Vec<(String, Instant)> = self.of_round(round).map(|(id, (_, at))| (id.island.clone(), *at)).collect();
+        let mut seen: Vec<(String, Instant)> =
+            self.of_round(round).map(|(id, (_, at))| (id.island.clone(), *at)).collect();
         seen.sort_by_key(|(_, at)| *at);
         if let Some(&(_, first)) = seen.first() {
             let quorum_at = seen[(self.rules.quorum - 1).min(seen.len() - 1)].1;

@@ -55,7 +55,14 @@ pub enum Verdict {
 }
 
 /// Why an offer's header does not fit, if it does not: its fate and what it claims.
-fn header_fate(id: &OfferId, header: &OfferHeader, run: &str, ledger: &Ledger, fragments: &Fragments, codec: &str) -> Option<Fate> {
+fn header_fate(
+    id: &OfferId,
+    header: &OfferHeader,
+    run: &str,
+    ledger: &Ledger,
+    fragments: &Fragments,
+    codec: &str,
+) -> Option<Fate> {
     let refused = |reason: &str| Some(Fate::Refused(reason.to_string()));
     if header.id != *id {
         return refused("its header and its key differ");
@@ -146,7 +153,8 @@ fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Resu
             }
             let Data::Encoded(bytes) = &chunk.data else { return Err("its values are not encoded") };
             let at = At { tensor: tensor as u32, offset: offset as u64 };
-            let decoded = codec.decode(at, bytes, elements).map_err(|_| "its codec does not decode it to finite values")?;
+            let decoded =
+                codec.decode(at, bytes, elements).map_err(|_| "its codec does not decode it to finite values")?;
             values.extend_from_slice(&decoded);
         }
     }

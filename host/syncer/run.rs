@@ -238,7 +238,8 @@ impl Syncer {
     }
 
     fn poll_every(&self, now: Instant) -> Duration {
-        Duration::from_secs_f64(self.machine.step_ms(now) / 1000.0 / 8.0).clamp(Duration::from_millis(5), Duration::from_millis(500))
+        Duration::from_secs_f64(self.machine.step_ms(now) / 1000.0 / 8.0)
+            .clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
 
     /// Watches the acting syncer; takes the role when there is none or its beat has stopped.
@@ -274,7 +275,8 @@ impl Syncer {
         let entry = Entry { format: FORMAT, seq, nonce: nonce(), writer: desk.id.clone(), term, body };
         // Before put: what is about to be written extends what was read.
         if let Err(violation) = self.ledger().check(seq, &entry) {
-            return Err(Error::bug(format!("{}: was about to write an entry that does not extend the log", desk.id)).because(violation));
+            return Err(Error::bug(format!("{}: was about to write an entry that does not extend the log", desk.id))
+                .because(violation));
         }
         let created = desk.bucket.append(&entry).await?;
         self.read_on().await?;
@@ -292,7 +294,8 @@ impl Syncer {
     async fn collect(&mut self, late_too: bool) -> Result<()> {
         let desk = self.desk.clone();
         let open = self.ledger().open_rounds();
-        let first = if late_too { open.start.saturating_sub(LATE_ROUNDS).max(self.ledger().fragments) } else { open.start };
+        let first =
+            if late_too { open.start.saturating_sub(LATE_ROUNDS).max(self.ledger().fragments) } else { open.start };
         let rounds: Vec<u64> = (first..open.end).collect();
         let listed = join_all(rounds.iter().map(|&round| desk.bucket.offers(round))).await;
         let mut new: Vec<(OfferId, u64)> = Vec::new();
@@ -304,7 +307,8 @@ impl Syncer {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
                 // No codec needs more than plain values do; framing is at most 4 KiB a chunk.
                 let tensors = &desk.tensors[p];
-                let chunks: u64 = tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
+                let chunks: u64 =
+                    tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
                 let bytes_max = desk.fragments.elements(p) as u64 * 5 + chunks * 4096 + (1 << 16);
                 desk.bucket.offer(id, bytes_max)
             }))
@@ -326,7 +330,8 @@ impl Syncer {
                     Err(error) => return Err(error),
                 };
                 if let Verdict::Decided(OfferRecord { fate: Fate::Refused(reason), .. }) = &verdict {
-                    desk.sink.note(&desk.id, format!("refuses the offer of {} for round {}: {reason}", id.island, id.round));
+                    desk.sink
+                        .note(&desk.id, format!("refuses the offer of {} for round {}: {reason}", id.island, id.round));
                 }
                 let newest = lock(&self.incarnations).get(&id.island).copied().unwrap_or(0);
                 self.machine.offer(id.clone(), verdict, newest, clock::now());
@@ -342,11 +347,14 @@ impl Syncer {
         let round = ledger.next_round;
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
-        let (parameters, state) =
-            tokio::join!(desk.bucket.fragment(&desk.fragments, p, &base), desk.bucket.fragment_state(&desk.fragments, p, &base));
+        let (parameters, state) = tokio::join!(
+            desk.bucket.fragment(&desk.fragments, p, &base),
+            desk.bucket.fragment_state(&desk.fragments, p, &base)
+        );
         let (state, memo) = state?;
         let chosen = self.machine.chosen(round);
-        let contributions = chosen.iter().map(|facts| (contribution(facts, ledger, round), facts.values.clone())).collect();
+        let contributions =
+            chosen.iter().map(|facts| (contribution(facts, ledger, round), facts.values.clone())).collect();
         let input = RoundInput {
             round: Round {
                 index: round,

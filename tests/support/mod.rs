@@ -1,9 +1,6 @@
 //! What integration tests share: real S3 servers on loopback, and what must not be missing.
 
-#![allow(
-    dead_code,
-    reason = "every test binary includes all of this and uses a part of it"
-)]
+#![allow(dead_code, reason = "every test binary includes all of this and uses a part of it")]
 
 pub mod server;
 

@@ -109,56 +109,25 @@ impl Kind {
         command.args(["-c", WATCH, "sh"]).arg(folder).arg(program);
         match self {
             Self::VersityGw => {
-                command
-                    .env("ROOT_ACCESS_KEY", keys.0)
-                    .env("ROOT_SECRET_KEY", keys.1);
-                command
-                    .args(["--quiet", "--port", &at(ports[0]), "posix"])
-                    .arg(&data);
+                command.env("ROOT_ACCESS_KEY", keys.0).env("ROOT_SECRET_KEY", keys.1);
+                command.args(["--quiet", "--port", &at(ports[0]), "posix"]).arg(&data);
             }
             Self::SeaweedFs => {
-                command
-                    .env("AWS_ACCESS_KEY_ID", keys.0)
-                    .env("AWS_SECRET_ACCESS_KEY", keys.1);
-                command.args([
-                    "mini",
-                    "-ip=127.0.0.1",
-                    "-ip.bind=127.0.0.1",
-                    "-master.telemetry=false",
-                ]);
-                command.args([
-                    "-webdav=false",
-                    "-admin.ui=false",
-                    "-s3.port.iceberg=0",
-                    "-s3.port.lance=0",
-                ]);
+                command.env("AWS_ACCESS_KEY_ID", keys.0).env("AWS_SECRET_ACCESS_KEY", keys.1);
+                command.args(["mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"]);
+                command.args(["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]);
                 let services = ["s3", "master", "volume", "filer", "admin"];
                 for (service, pair) in services.into_iter().zip(ports.chunks_exact(2)) {
                     command.arg(format!("-{service}.port={}", pair[0]));
                     command.arg(format!("-{service}.port.grpc={}", pair[1]));
                 }
-                command.arg(format!(
-                    "-filer.localSocket={}",
-                    folder.join("filer.sock").display()
-                ));
-                command.arg(format!(
-                    "-s3.localSocket={}",
-                    folder.join("s3.sock").display()
-                ));
+                command.arg(format!("-filer.localSocket={}", folder.join("filer.sock").display()));
+                command.arg(format!("-s3.localSocket={}", folder.join("s3.sock").display()));
                 command.arg(format!("-dir={}", data.display()));
             }
             Self::Minio => {
-                command
-                    .env("MINIO_ROOT_USER", keys.0)
-                    .env("MINIO_ROOT_PASSWORD", keys.1);
-                command.args([
-                    "server",
-                    "--quiet",
-                    "--address",
-                    &at(ports[0]),
-                    "--console-address",
-                    &at(ports[1]),
-                ]);
+                command.env("MINIO_ROOT_USER", keys.0).env("MINIO_ROOT_PASSWORD", keys.1);
+                command.args(["server", "--quiet", "--address", &at(ports[0]), "--console-address", &at(ports[1])]);
                 command.arg(&data);
             }
         }
@@ -237,27 +206,16 @@ impl Server {
                 break;
             }
         }
-        panic!(
-            "{} ({}) did not start: {last}",
-            kind.name(),
-            program.display()
-        );
+        panic!("{} ({}) did not start: {last}", kind.name(), program.display());
     }
 
     fn spawn(kind: Kind, program: &Path) -> Self {
         // The script removes the folder, after the server has ended.
-        let folder = tempfile::Builder::new()
-            .prefix("tombolo-s3-")
-            .tempdir()
-            .expect("a folder for a server")
-            .keep();
+        let folder = tempfile::Builder::new().prefix("tombolo-s3-").tempdir().expect("a folder for a server").keep();
         fs::create_dir(folder.join("data")).expect("a folder for its data");
         let ports = free_ports(kind.ports());
         // Not secret: it is on loopback and has nothing but test data. Long enough for all of them.
-        let keys = (
-            format!("tombolo{}", std::process::id()),
-            format!("tombolo-secret-{}", ports[0]),
-        );
+        let keys = (format!("tombolo{}", std::process::id()), format!("tombolo-secret-{}", ports[0]));
         let watch = kind
             .command(program, &folder, &ports, (&keys.0, &keys.1))
             .current_dir(&folder)
@@ -285,11 +243,7 @@ impl Server {
         let mut last = "it was not asked".to_owned();
         while Instant::now() < deadline {
             if let Ok(code) = fs::read_to_string(self.folder.join("exit")) {
-                return Err(format!(
-                    "it exited with {}: {}",
-                    code.trim(),
-                    self.log_tail()
-                ));
+                return Err(format!("it exited with {}: {}", code.trim(), self.log_tail()));
             }
             match self.block_on(probe) {
                 Ok(()) => return Ok(()),
@@ -320,9 +274,7 @@ impl Server {
             .secret_access_key(&self.secret_key)
             .provider_name("test")
             .build();
-        let timeouts = TimeoutConfig::builder()
-            .operation_timeout(Duration::from_secs(10))
-            .build();
+        let timeouts = TimeoutConfig::builder().operation_timeout(Duration::from_secs(10)).build();
         let config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())
             .http_client(aws_smithy_http_client::Builder::new().build_http())
@@ -344,23 +296,15 @@ impl Server {
     /// # Panics
     /// If the server refuses.
     pub fn bucket(&self) -> String {
-        let name = format!(
-            "test-{}-{}",
-            std::process::id(),
-            self.buckets.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("test-{}-{}", std::process::id(), self.buckets.fetch_add(1, Ordering::Relaxed));
         let created = self.block_on(|client| {
             let name = name.clone();
             async move {
                 let answer = client.create_bucket().bucket(name).send().await;
-                answer
-                    .map(drop)
-                    .map_err(|error| DisplayErrorContext(error).to_string())
+                answer.map(drop).map_err(|error| DisplayErrorContext(error).to_string())
             }
         });
-        created.unwrap_or_else(|problem| {
-            panic!("{} refuses to create bucket {name}: {problem}", self.name)
-        });
+        created.unwrap_or_else(|problem| panic!("{} refuses to create bucket {name}: {problem}", self.name));
         name
     }
 
@@ -384,15 +328,10 @@ impl Server {
         let future = work(self.client());
         thread::scope(|scope| {
             let run = move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build();
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 runtime.map_err(|error| error.to_string())?.block_on(future)
             };
-            scope
-                .spawn(run)
-                .join()
-                .unwrap_or_else(|_| Err("the request panicked".to_owned()))
+            scope.spawn(run).join().unwrap_or_else(|_| Err("the request panicked".to_owned()))
         })
     }
 }
@@ -412,61 +351,34 @@ async fn probe(client: Client) -> Result<(), String> {
         let created = client.create_bucket().bucket(bucket).send().await;
         created.map_err(|error| DisplayErrorContext(error).to_string())?;
     }
-    let put = client
-        .put_object()
-        .bucket(bucket)
-        .key("probe")
-        .body(ByteStream::from_static(b"ready"));
-    put.send()
-        .await
-        .map_err(|error| DisplayErrorContext(error).to_string())?;
+    let put = client.put_object().bucket(bucket).key("probe").body(ByteStream::from_static(b"ready"));
+    put.send().await.map_err(|error| DisplayErrorContext(error).to_string())?;
     let got = client.get_object().bucket(bucket).key("probe").send().await;
     let got = got.map_err(|error| DisplayErrorContext(error).to_string())?;
-    let body = got
-        .body
-        .collect()
-        .await
-        .map_err(|error| error.to_string())?
-        .into_bytes();
-    if body.as_ref() == b"ready" {
-        Ok(())
-    } else {
-        Err(format!("{} bytes came back for 5", body.len()))
-    }
+    let body = got.body.collect().await.map_err(|error| error.to_string())?.into_bytes();
+    if body.as_ref() == b"ready" { Ok(()) } else { Err(format!("{} bytes came back for 5", body.len())) }
 }
 
 /// Distinct ports that were free a moment ago.
 fn free_ports(count: usize) -> Vec<u16> {
     // All are held until the last one is found, or one would be found twice.
-    let listeners: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a free port"))
-        .collect();
-    listeners
-        .iter()
-        .map(|listener| listener.local_addr().expect("an address").port())
-        .collect()
+    let listeners: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a free port")).collect();
+    listeners.iter().map(|listener| listener.local_addr().expect("an address").port()).collect()
 }
 
 /// Finds a program on PATH or where `go install` and `pip install` put theirs.
 fn find(program: &str) -> Option<PathBuf> {
-    let mut folders: Vec<PathBuf> = env::var_os("PATH")
-        .map(|path| env::split_paths(&path).collect())
-        .unwrap_or_default();
-    let set = |name: &str| {
-        env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let mut folders: Vec<PathBuf> =
+        env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     folders.extend(set("GOBIN"));
     folders.extend(set("GOPATH").map(|path| path.join("bin")));
     folders.extend(set("VIRTUAL_ENV").map(|path| path.join("bin")));
     if let Some(home) = env::home_dir() {
         folders.extend([home.join("go/bin"), home.join(".local/bin")]);
     }
-    folders
-        .into_iter()
-        .map(|folder| folder.join(program))
-        .find(|path| path.is_file() && answers(path))
+    folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file() && answers(path))
 }
 
 /// Whether a program can be run at all. A shim of a version manager may be on PATH with nothing
@@ -474,11 +386,7 @@ fn find(program: &str) -> Option<PathBuf> {
 fn answers(path: &Path) -> bool {
     ["--version", "version"].iter().any(|argument| {
         let mut command = Command::new(path);
-        command
-            .arg(argument)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.arg(argument).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     })
 }

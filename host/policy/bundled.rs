@@ -1,0 +1,23 @@
+//! The policies that come with the program: ordinary components, built from plugins/ by `cargo xtask plugins`.
+
+macro_rules! bundle {
+    ($($name:literal),* $(,)?) => {
+        /// Their names, sorted.
+        const NAMES: &[&str] = &[$($name),*];
+
+        /// The component of the bundled policy `name`.
+        pub fn bundled_wasm(name: &str) -> Option<&'static [u8]> {
+            match name {
+                $($name => Some(include_bytes!(concat!("../../plugins/bundled/", $name, ".wasm"))),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+bundle!("adaptive-grace", "bf16", "int8", "mean", "rda");
+
+/// The names of the bundled policies, sorted.
+pub fn bundled_names() -> &'static [&'static str] {
+    NAMES
+}

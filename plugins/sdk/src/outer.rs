@@ -1,0 +1,137 @@
+//! The outer optimiser: what the global model does with a merged pseudo-gradient.
+//!
+//! SGD with Nesterov momentum as in DiLoCo (arXiv 2311.08105): buf ← μ·buf + Δ; Θ ← Θ − η·(Δ + μ·buf). The momentum warms up
+//! with the merges of its fragment, μₖ = min(μ_max, k / (k + c)) with k = merges, this one included: few merges with correlated
+//! pseudo-gradients over-drive a constant 0.9, while at the end 0.9 is what helps.
+
+use crate::LANES;
+use crate::config::Config;
+use crate::vector::{weighted_lanes, weighted_value};
+
+/// SGD with Nesterov momentum, at one point of its schedule. Plain SGD where the momentum is 0: then it needs no state.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Nesterov {
+    /// Outer learning rate η.
+    eta: f32,
+    /// Momentum μ of this round.
+    momentum: f32,
+    /// Whether some round of this schedule has momentum, so that the buffer exists in all.
+    buffered: bool,
+}
+
+impl Nesterov {
+    /// The fields that [`configured`](Nesterov::configured) reads, for [`Config::parse`].
+    pub const FIELDS: &'static [&'static str] = &["eta", "momentum", "warmup"];
+
+    /// Reads `eta` (default 0.7), `momentum` (μ_max, default 0.9; 0 is plain SGD) and `warmup` (c, default 10; 0 is constant
+    /// momentum). `version` is how often the fragment was merged before this round.
+    pub fn configured(config: &Config, version: u64) -> Result<Nesterov, String> {
+        let eta = config.number_within("eta", 0.7, 1e-6, 100.0, "between 1e-6 and 100")?;
+        let momentum = config.number_within("momentum", 0.9, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
+        let warmup = config.number_within("warmup", 10.0, 0.0, 1e9, "between 0 and 1e9 merges")?;
+        Ok(Nesterov::new(eta, momentum, warmup, version))
+    }
+
+    /// η, μ_max and c as they are, for the fragment's merge number `version` + 1.
+    pub fn new(eta: f64, momentum: f64, warmup: f64, version: u64) -> Nesterov {
+        let merges = version as f64 + 1.0;
+        let warm = (merges / (merges + warmup)).min(momentum);
+        Nesterov { eta: eta as f32, momentum: warm as f32, buffered: momentum > 0.0 }
+    }
+
+    /// Vectors of state: the momentum's buffer, or none.
+    pub fn state_slots(&self) -> u32 {
+        u32::from(self.buffered)
+    }
+
+    /// Momentum of this round.
+    pub fn momentum(&self) -> f32 {
+        self.momentum
+    }
+
+    /// Descends along Δ = Σₘ coefficients\[m\] · values\[m\]: merge and step in one sweep over the chunk. `state` has
+    /// [`state_slots`](Nesterov::state_slots) vectors; all lists are as long as `parameters`.
+    pub fn descend(&self, coefficients: &[f32], values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) {
+        match state.first_mut() {
+            Some(buffer) if self.buffered => self.descend_buffered(coefficients, values, buffer, parameters),
+            _ => self.descend_plain(coefficients, values, parameters),
+        }
+    }
+
+    fn descend_buffered(&self, coefficients: &[f32], values: &[Vec<f32>], buffer: &mut [f32], parameters: &mut [f32]) {
+        let (eta, momentum) = (self.eta, self.momentum);
+        let mut start = 0;
+        while start + LANES <= parameters.len() {
+            let delta = weighted_lanes(coefficients, values, start);
+            let (buffer, parameters) = (&mut buffer[start..start + LANES], &mut parameters[start..start + LANES]);
+            for lane in 0..LANES {
+                buffer[lane] = momentum * buffer[lane] + delta[lane];
+                parameters[lane] -= eta * (delta[lane] + momentum * buffer[lane]);
+            }
+            start += LANES;
+        }
+        for index in start..parameters.len() {
+            let delta = weighted_value(coefficients, values, index);
+            buffer[index] = momentum * buffer[index] + delta;
+            parameters[index] -= eta * (delta + momentum * buffer[index]);
+        }
+    }
+
+    fn descend_plain(&self, coefficients: &[f32], values: &[Vec<f32>], parameters: &mut [f32]) {
+        let eta = self.eta;
+        let mut start = 0;
+        while start + LANES <= parameters.len() {
+            let delta = weighted_lanes(coefficients, values, start);
+            let parameters = &mut parameters[start..start + LANES];
+            for lane in 0..LANES {
+                parameters[lane] -= eta * delta[lane];
+            }
+            start += LANES;
+        }
+        for (index, parameter) in parameters.iter_mut().enumerate().skip(start) {
+            *parameter -= eta * weighted_value(coefficients, values, index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn momentum_warms_up_with_the_merges_of_the_fragment() {
+        let momentum = |version| Nesterov::new(0.7, 0.9, 10.0, version).momentum();
+        assert_eq!(momentum(0), (1.0_f64 / 11.0) as f32);
+        assert_eq!(momentum(9), 0.5);
+        assert_eq!(momentum(89), 0.9);
+        assert_eq!(momentum(1_000_000), 0.9);
+        assert_eq!(Nesterov::new(0.7, 0.9, 0.0, 0).momentum(), 0.9, "warmup 0 is constant momentum");
+    }
+
+    #[test]
+    fn two_steps_by_hand() {
+        // η 1, μ 0.5: buf 2, Θ 10 − (2 + 1) = 7; then buf 1 + 4 = 5, Θ 7 − (4 + 2.5) = 0.5.
+        let outer = Nesterov::new(1.0, 0.5, 0.0, 0);
+        let (mut state, mut parameters) = (vec![vec![0.0; 33]], vec![10.0; 33]);
+        outer.descend(&[1.0], &[vec![2.0; 33]], &mut state, &mut parameters);
+        assert_eq!((state[0][0], parameters[0], parameters[32]), (2.0, 7.0, 7.0));
+        outer.descend(&[0.5, 0.5], &[vec![3.0; 33], vec![5.0; 33]], &mut state, &mut parameters);
+        assert_eq!((state[0][32], parameters[0], parameters[32]), (5.0, 0.5, 0.5));
+    }
+
+    #[test]
+    fn without_momentum_there_is_no_state() {
+        let outer = Nesterov::new(0.5, 0.0, 10.0, 3);
+        let mut parameters = vec![1.0; 40];
+        outer.descend(&[1.0], &[vec![2.0; 40]], &mut [], &mut parameters);
+        assert_eq!((outer.state_slots(), parameters[0], parameters[39]), (0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for json in [r#"{"eta":0}"#, r#"{"eta":-1}"#, r#"{"momentum":1}"#, r#"{"warmup":-1}"#, r#"{"eta":true}"#] {
+            let config = Config::parse(json.as_bytes(), Nesterov::FIELDS).expect(json);
+            assert!(Nesterov::configured(&config, 0).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Sums, norms and inner products over the contributions of a chunk.
+//!
+//! Everything adds up in a fixed order: contributions in the order given, values in [`LANES`] interleaved f64 lanes that are folded
+//! at the end. Same input, same bits, whatever machine or number of threads.
+
+use crate::LANES;
+
+/// Σₘ coefficients\[m\] · values\[m\]\[start ..\], for [`LANES`] values from `start`.
+#[inline(always)]
+pub fn weighted_lanes(coefficients: &[f32], values: &[Vec<f32>], start: usize) -> [f32; LANES] {
+    let mut sum = [0.0; LANES];
+    for (&coefficient, values) in coefficients.iter().zip(values) {
+        let values: &[f32; LANES] = lanes(values, start);
+        for lane in 0..LANES {
+            sum[lane] += coefficient * values[lane];
+        }
+    }
+    sum
+}
+
+/// Σₘ coefficients\[m\] · values\[m\]\[index\].
+#[inline(always)]
+pub fn weighted_value(coefficients: &[f32], values: &[Vec<f32>], index: usize) -> f32 {
+    let mut sum = 0.0;
+    for (&coefficient, values) in coefficients.iter().zip(values) {
+        sum += coefficient * values[index];
+    }
+    sum
+}
+
+/// `out` = Σₘ coefficients\[m\] · values\[m\]. All lists as long as `out`.
+pub fn weighted_sum(coefficients: &[f32], values: &[Vec<f32>], out: &mut [f32]) {
+    let mut start = 0;
+    while start + LANES <= out.len() {
+        let sum = weighted_lanes(coefficients, values, start);
+        out[start..start + LANES].copy_from_slice(&sum);
+        start += LANES;
+    }
+    for (index, out) in out.iter_mut().enumerate().skip(start) {
+        *out = weighted_value(coefficients, values, index);
+    }
+}
+
+/// Inner product in f64: exact products, so that neither squares of huge values overflow nor those of tiny ones vanish.
+pub fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let length = a.len().min(b.len());
+    let mut sums = [0.0_f64; LANES];
+    let mut start = 0;
+    while start + LANES <= length {
+        let (x, y): (&[f32; LANES], &[f32; LANES]) = (lanes(a, start), lanes(b, start));
+        for lane in 0..LANES {
+            sums[lane] += f64::from(x[lane]) * f64::from(y[lane]);
+        }
+        start += LANES;
+    }
+    let mut sum = fold(sums);
+    for index in start..length {
+        sum += f64::from(a[index]) * f64::from(b[index]);
+    }
+    sum
+}
+
+/// Squared L2 norm in f64.
+pub fn norm_squared(a: &[f32]) -> f64 {
+    dot(a, a)
+}
+
+/// The inner products of all pairs of contributions: an upper triangle, row by row, (0,0) (0,1) … (1,1) ….
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gram {
+    count: usize,
+    products: Vec<f64>,
+}
+
+impl Gram {
+    /// All zero, for `count` contributions.
+    pub fn zero(count: usize) -> Gram {
+        Gram { count, products: vec![0.0; count * (count + 1) / 2] }
+    }
+
+    /// Of one chunk.
+    pub fn of(values: &[Vec<f32>]) -> Gram {
+        let mut products = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
+        for (index, a) in values.iter().enumerate() {
+            for b in &values[index..] {
+                products.push(dot(a, b));
+            }
+        }
+        Gram { count: values.len(), products }
+    }
+
+    /// Inner product of contributions `a` and `b`.
+    pub fn product(&self, a: usize, b: usize) -> f64 {
+        let (low, high) = if a < b { (a, b) } else { (b, a) };
+        self.products[low * self.count - low * (low + 1) / 2 + high]
+    }
+
+    /// Norm of contribution `a`.
+    pub fn norm(&self, a: usize) -> f64 {
+        self.product(a, a).sqrt()
+    }
+
+    /// Norm of Σₘ coefficients\[m\] · vₘ, never below zero.
+    pub fn norm_of_sum(&self, coefficients: &[f64]) -> f64 {
+        let mut squared = 0.0;
+        for (a, x) in coefficients.iter().enumerate() {
+            for (b, y) in coefficients.iter().enumerate() {
+                squared += x * y * self.product(a, b);
+            }
+        }
+        squared.max(0.0).sqrt()
+    }
+
+    /// The products as bytes: f64, little-endian.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.products.iter().flat_map(|product| product.to_le_bytes()).collect()
+    }
+
+    /// Adds another chunk's products, as [`to_bytes`](Gram::to_bytes) wrote them.
+    ///
+    /// Errors: not the bytes of as many contributions.
+    pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<(), String> {
+        if bytes.len() != self.products.len() * 8 {
+            return Err("an observed blob is not a Gram matrix of these contributions".into());
+        }
+        for (product, bytes) in self.products.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            *product += f64::from_le_bytes(word);
+        }
+        Ok(())
+    }
+}
+
+/// [`LANES`] values from `start`.
+#[inline(always)]
+fn lanes<T>(values: &[T], start: usize) -> &[T; LANES] {
+    values[start..start + LANES].first_chunk().expect("the slice has this length")
+}
+
+/// Folds lanes pairwise: 32 → 16 → … → 1.
+fn fold(mut sums: [f64; LANES]) -> f64 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weighted_sum_covers_blocks_and_tail() {
+        let values: Vec<Vec<f32>> = vec![(0..70).map(|i| i as f32).collect(), vec![2.0; 70]];
+        let mut out = vec![0.0; 70];
+        weighted_sum(&[0.5, 0.25], &values, &mut out);
+        for (index, value) in out.iter().enumerate() {
+            assert_eq!(*value, index as f32 * 0.5 + 0.5);
+        }
+    }
+
+    #[test]
+    fn products_of_extreme_values_neither_overflow_nor_vanish() {
+        assert!(norm_squared(&[f32::MAX; 40]).is_finite());
+        assert!(norm_squared(&[f32::from_bits(1); 40]) > 0.0);
+    }
+
+    #[test]
+    fn a_gram_matrix_knows_norms_of_sums() {
+        let values = vec![vec![3.0, 0.0, 0.0], vec![0.0, 4.0, 0.0], vec![1.0, 1.0, 1.0]];
+        let mut gram = Gram::zero(3);
+        gram.add_bytes(&Gram::of(&values).to_bytes()).expect("same count");
+        assert_eq!(gram, Gram::of(&values));
+        assert_eq!((gram.norm(0), gram.norm(1), gram.product(2, 0), gram.product(1, 2)), (3.0, 4.0, 3.0, 4.0));
+        assert_eq!(gram.norm_of_sum(&[1.0, 1.0, 0.0]), 5.0);
+        assert_eq!(gram.norm_of_sum(&[0.0, 1.0, 2.0]), (4.0_f64 + 36.0 + 4.0).sqrt());
+        assert!(gram.add_bytes(&[0; 8]).is_err());
+    }
+}
