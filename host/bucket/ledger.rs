@@ -159,8 +159,8 @@ impl Ledger {
                 self.window = *window;
             }
             Body::Commit(commit) => self.take(commit),
-            Body::Term { term } => {
-                self.term = *term;
+            Body::Term { number } => {
+                self.term = *number;
                 self.acting = Some(entry.writer.clone());
             }
             Body::Stop { reason } => self.stopped = Some(reason.clone()),
@@ -249,7 +249,7 @@ impl Ledger {
                 rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a commit")?;
                 self.check_commit(seq, commit)
             }
-            Body::Term { term } => rule(*term == self.term + 1, "terms count up by one", &(self.term + 1), term),
+            Body::Term { number } => rule(*number == self.term + 1, "terms count up by one", &(self.term + 1), number),
             Body::Stop { .. } => Ok(()),
         }
     }

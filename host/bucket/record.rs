@@ -188,7 +188,7 @@ pub enum Body {
     /// A syncer takes the role.
     Term {
         /// Number of the term, one more than the last.
-        term: u64,
+        number: u64,
     },
     /// The run has ended.
     Stop {
@@ -321,6 +321,49 @@ impl Fates {
                     *self.reasons.entry(reason.clone()).or_default() += 1;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_entry_is_read_as_it_was_written() {
+        let version = Version { round: 3, hash: "h".into(), state: Some("s".into()) };
+        let pace = Pace { window: 2, sync_steps: 24.0, step_ms: 70.0, quorum_ms: 1.0, sync_ms: 2.0, spacing_ms: 80.5 };
+        let offer = OfferRecord {
+            id: OfferId { round: 27, island: "a".into(), incarnation: 1 },
+            hash: "x".into(),
+            base: 3,
+            tokens: 10,
+            steps: 1,
+            norm: 0.1,
+            weight: 10.0,
+            fate: Fate::Refused("why".into()),
+        };
+        let commit = Commit {
+            round: 27,
+            base: version.clone(),
+            made: version.clone(),
+            offers: vec![offer],
+            merge: "m".into(),
+            fragment_tokens: 10,
+            tokens: 1,
+            pace,
+            outer: OuterFacts { delta_norm: 1.0, step_norm: 0.1, cosine: Some(0.3) },
+            reason: "all in".into(),
+        };
+        for body in [
+            Body::Start { versions: vec![version], window: 2 },
+            Body::Commit(Box::new(commit)),
+            Body::Term { number: 1 },
+            Body::Stop { reason: "done".into() },
+        ] {
+            let entry = Entry { format: FORMAT, seq: 1, nonce: "n".into(), writer: "w".into(), term: 1, body };
+            let text = serde_json::to_string(&entry).unwrap();
+            assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry, "{text}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub fn policy_runtime() -> Result<Runtime> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .map(|dir| dir.join("tombolo"));
+        .map(|dir| dir.join("tombolo/policy"));
     let program =
         std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
     Runtime::compiling_with(Limits::default(), cache, program)

@@ -259,7 +259,7 @@ impl Syncer {
         };
         if silent {
             let term = self.ledger().term + 1;
-            if self.append(Body::Term { term }, term).await? {
+            if self.append(Body::Term { number: term }, term).await? {
                 desk.sink.note(&desk.id, format!("acts as the syncer of term {term}"));
                 self.watched = None;
                 return Ok(Next::Again(Duration::ZERO));
@@ -280,6 +280,10 @@ impl Syncer {
         }
         let created = desk.bucket.append(&entry).await?;
         self.read_on().await?;
+        // After get: the entry that was written counts, for us as for every other reader.
+        if created == Created::Mine && self.ledger().void.contains(&seq) {
+            return Err(Error::bug(format!("{}: wrote log entry {seq}, and reading it back it is void", desk.id)));
+        }
         if self.ledger().next / crate::bucket::STATE_EVERY > seq / crate::bucket::STATE_EVERY {
             let (bucket, ledger) = (desk.bucket.clone(), self.ledger().clone());
             self.cleanup.spawn(async move {
