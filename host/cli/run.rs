@@ -3,7 +3,7 @@
 
 use super::arguments::RunArguments;
 use super::assembly::{Run, cores, policy_runtime, run_names};
-use super::evaluate::Evaluator;
+use crate::score::Evaluator;
 use super::export::{committed_model, continue_text, write_model};
 use super::fleet::Fleet;
 use super::submit::{Draft, read_spec};
