@@ -13,9 +13,17 @@ pub fn command(arguments: &BenchArguments) -> Result<()> {
     let corpus = open_corpus(&spec, None)?;
     println!(
         "{} islands, {} steps each, merge {}, codec {}, H {}, P {}; held-out loss in nats per byte",
-        spec.islands, arguments.steps, spec.merge.policy, spec.codec.policy, spec.outer.sync_steps, spec.outer.fragments
+        spec.islands,
+        arguments.steps,
+        spec.merge.policy,
+        spec.codec.policy,
+        spec.outer.sync_steps,
+        spec.outer.fragments
     );
-    println!("{:>6} {:>7} {:>8} {:>14} {:>9} {:>8} {:>12}", "seed", "steps", "rounds", "data-parallel", "islands", "gap", "full rounds");
+    println!(
+        "{:>6} {:>7} {:>8} {:>14} {:>9} {:>8} {:>12}",
+        "seed", "steps", "rounds", "data-parallel", "islands", "gap", "full rounds"
+    );
     let mut gaps = Vec::new();
     for seed in 0..arguments.seeds {
         let mut spec = spec.clone();

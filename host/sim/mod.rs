@@ -109,7 +109,9 @@ impl World {
             }
             Ok::<(), Error>(())
         });
-        ended.await.map_err(|_| Error::unavailable(format!("the run did not end within {limit:?} of virtual time")))??;
+        ended
+            .await
+            .map_err(|_| Error::unavailable(format!("the run did not end within {limit:?} of virtual time")))??;
         self.ledger().await
     }
 
@@ -118,8 +120,7 @@ impl World {
     /// # Errors
     /// The bucket does not answer.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let empty =
-            Ledger::new(self.fragments.count(), self.record.spec.outer.staleness_max, &self.record.merge.hash);
+        let empty = Ledger::new(self.fragments.count(), self.record.spec.outer.staleness_max, &self.record.merge.hash);
         let mut tail = Tail::new(empty);
         tail.advance(&self.bucket, usize::MAX).await?;
         Ok(tail.ledger)

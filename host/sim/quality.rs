@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tombolo_engine::{Batch, Layout, Model, Trainer};
 
-/// Virtual time of an inner step; a call of the store takes a fifth of it, so that a round trip takes about two steps (τ).
+/// Virtual time of an inner step; a call of the store takes a tenth of it, so that a round trip takes about two steps (τ).
 const STEP: Duration = Duration::from_millis(100);
-const LATENCY: Duration = Duration::from_millis(20);
+const LATENCY: Duration = Duration::from_millis(10);
 
 /// One comparison.
 #[derive(Debug, Clone)]
@@ -65,7 +65,8 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     let h = spec.outer.sync_steps as u64;
     let overlap = (spec.outer.overlap_steps as u64).min(h / 2);
     spec.tokens = quality.steps * spec.islands as u64 * batch_tokens * (h - overlap) / h;
-    let blocks = Blocks::new(corpus, spec.seed, spec.model.context, spec.islands).map_err(|e| Error::invalid(e.to_string()))?;
+    let blocks =
+        Blocks::new(corpus, spec.seed, spec.model.context, spec.islands).map_err(|e| Error::invalid(e.to_string()))?;
     let config = spec.model_config();
     let layout = Layout::of(&config);
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
@@ -143,10 +144,8 @@ fn data_parallel(
     mut trainer: Trainer,
 ) -> Result<Trainer> {
     let (rows, context) = (spec.train.batch, spec.model.context);
-    let mut lanes: Vec<(Cursor, VecDeque<u64>)> = taken
-        .values()
-        .map(|blocks| (Cursor::at(blocks[0]), blocks[1..].iter().copied().collect()))
-        .collect();
+    let mut lanes: Vec<(Cursor, VecDeque<u64>)> =
+        taken.values().map(|blocks| (Cursor::at(blocks[0]), blocks[1..].iter().copied().collect())).collect();
     let row_tokens = rows * (context + 1);
     let mut tokens = vec![0u32; lanes.len() * row_tokens];
     let batch_tokens = (lanes.len() * rows * context) as u64;

@@ -236,7 +236,8 @@ impl Syncer {
         for (name, (life, counter, training, step_ms)) in lock(&self.cards).iter() {
             self.machine.heartbeat(name, (*life, *counter), *training, *step_ms, now);
         }
-        let (ahead, known) = (self.ahead.take(), self.ledger().versions[self.ledger().fragment_of(self.ledger().next_round)].clone());
+        let (ahead, known) =
+            (self.ahead.take(), self.ledger().versions[self.ledger().fragment_of(self.ledger().next_round)].clone());
         let desk = self.desk.clone();
         let (ahead, collected) = tokio::join!(read_ahead(&desk, known, ahead), self.collect(looks_around));
         self.ahead = Some(ahead?);
