@@ -64,7 +64,10 @@ impl ModelConfig {
             problems.push(format!("kv_heads: expected a divisor of heads ({}), found {}", self.heads, self.kv_heads));
         }
         if !self.head_dim.is_multiple_of(2) {
-            problems.push(format!("head_dim: expected an even number (rotary embedding turns pairs), found {}", self.head_dim));
+            problems.push(format!(
+                "head_dim: expected an even number (rotary embedding turns pairs), found {}",
+                self.head_dim
+            ));
         }
         for (field, found) in [("rope_theta", self.rope_theta), ("norm_eps", self.norm_eps)] {
             if !(found.is_finite() && found > 0.0) {
@@ -72,7 +75,10 @@ impl ModelConfig {
             }
         }
         if !(self.initializer_range.is_finite() && self.initializer_range >= 0.0) {
-            problems.push(format!("initializer_range: expected a finite number of at least 0, found {}", self.initializer_range));
+            problems.push(format!(
+                "initializer_range: expected a finite number of at least 0, found {}",
+                self.initializer_range
+            ));
         }
         if problems.is_empty() {
             let parameters = self.parameters_wide();
@@ -94,11 +100,6 @@ impl ModelConfig {
         Layout::of(self).elements()
     }
 
-    /// Query heads that share one key/value head, G.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
     /// Width of a row of queries, keys and values side by side: (H + 2·K)·D.
     pub(crate) fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -114,9 +115,7 @@ impl ModelConfig {
         let wide = |n: usize| n as u128;
         let (c, f, v) = (wide(self.hidden_size), wide(self.intermediate_size), wide(self.vocab_size));
         let qkv = (wide(self.heads) + 2 * wide(self.kv_heads)) * wide(self.head_dim);
-        let layer = (qkv + wide(self.heads) * wide(self.head_dim) + 2)
-            .saturating_add(3 * f)
-            .saturating_mul(c);
+        let layer = (qkv + wide(self.heads) * wide(self.head_dim) + 2).saturating_add(3 * f).saturating_mul(c);
         let ends = v * c * if self.tied { 1 } else { 2 } + c;
         layer.saturating_mul(wide(self.layers)).saturating_add(ends)
     }
@@ -158,13 +157,22 @@ mod tests {
         let problems = bad.problems();
         assert_eq!(problems.len(), 4, "{problems:?}");
         for (problem, field) in problems.iter().zip(["layers", "kv_heads", "head_dim", "norm_eps"]) {
-            assert!(problem.starts_with(field) && problem.contains("expected") && problem.contains("found"), "{problem}");
+            assert!(
+                problem.starts_with(field) && problem.contains("expected") && problem.contains("found"),
+                "{problem}"
+            );
         }
     }
 
     #[test]
     fn a_model_of_absurd_size_is_refused_before_it_is_laid_out() {
-        let huge = ModelConfig { hidden_size: 1 << 31, vocab_size: 1 << 31, intermediate_size: 1 << 31, layers: 1 << 31, ..config() };
+        let huge = ModelConfig {
+            hidden_size: 1 << 31,
+            vocab_size: 1 << 31,
+            intermediate_size: 1 << 31,
+            layers: 1 << 31,
+            ..config()
+        };
         assert_eq!(huge.problems().len(), 1, "{:?}", huge.problems());
     }
 }

@@ -61,7 +61,9 @@ pub enum Error {
         found: String,
     },
     /// Loss or gradient is not finite; parameters and moments are as they were before the step.
-    #[error("the {what} is {value} at Adam step {step}: nothing was changed; go back to a good checkpoint or lower the learning rate")]
+    #[error(
+        "the {what} is {value} at Adam step {step}: nothing was changed; go back to a good checkpoint or lower the learning rate"
+    )]
     NonFinite {
         /// "loss" or "gradient norm".
         what: &'static str,

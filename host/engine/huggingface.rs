@@ -239,7 +239,9 @@ fn read_weights(path: &Path, layout: &Layout, tied: bool) -> Result<Vec<f32>> {
     let mut parameters = vec![0.0; layout.elements()];
     for tensor in &layout.tensors {
         match file.tensor(&tensor.name) {
-            Err(_) => problems.push(format!("{}: expected shape {:?}, found no such tensor", tensor.name, tensor.shape)),
+            Err(_) => {
+                problems.push(format!("{}: expected shape {:?}, found no such tensor", tensor.name, tensor.shape))
+            }
             Ok(found) if found.shape() != tensor.shape => {
                 problems.push(format!("{}: expected shape {:?}, found {:?}", tensor.name, tensor.shape, found.shape()));
             }

@@ -81,16 +81,8 @@ impl Trainer {
     /// [`Error::Config`] for an impossible shape, [`Error::Argument`] for parameters that do not fit it or settings
     /// out of range, [`Error::Threads`].
     pub fn new(model: Model, adamw: AdamW, threads: usize) -> Result<Trainer> {
-        model.config.check()?;
-        if model.layout != Layout::of(&model.config) {
-            return Err(Error::Argument {
-                what: "model.layout",
-                expected: "the layout of model.config".to_owned(),
-                found: format!("another one, of {} tensors", model.layout.tensors.len()),
-            });
-        }
+        model.check()?;
         let elements = model.layout.elements();
-        expect("model.parameters", "values", elements, model.parameters.len())?;
         check_adamw(&adamw)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -243,7 +235,12 @@ fn check_adamw(adamw: &AdamW) -> Result<()> {
         ("beta1", (0.0..1.0).contains(&beta1), "at least 0 and below 1", beta1),
         ("beta2", (0.0..1.0).contains(&beta2), "at least 0 and below 1", beta2),
         ("eps", eps > 0.0 && eps.is_finite(), "a finite number above 0", eps),
-        ("weight_decay", weight_decay >= 0.0 && weight_decay.is_finite(), "a finite number of at least 0", weight_decay),
+        (
+            "weight_decay",
+            weight_decay >= 0.0 && weight_decay.is_finite(),
+            "a finite number of at least 0",
+            weight_decay,
+        ),
         ("clip_norm", clip_norm > 0.0, "a number above 0, infinity for no clipping", clip_norm),
     ];
     for (what, good, expected, found) in checks {

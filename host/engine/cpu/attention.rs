@@ -12,7 +12,7 @@ use super::matrix::{Destination, Matrix, MatrixMut, multiply};
 use super::simd::{dispatched, dot, maximum, sum};
 
 /// Queries a block. Larger blocks make larger matrix products, smaller ones waste less above the diagonal.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 /// Which columns of a row of queries, keys and values belong to one key/value head.
 #[derive(Clone, Copy)]
@@ -64,12 +64,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    fn fit(&mut self, positions: usize) {
-        let values = BLOCK.min(positions) * positions;
+    /// Both panels, `values` long.
+    fn panels(&mut self, values: usize) -> (&mut [f32], &mut [f32]) {
         if self.probabilities.len() < values {
             self.probabilities.resize(values, 0.0);
             self.gradients.resize(values, 0.0);
         }
+        (&mut self.probabilities[..values], &mut self.gradients[..values])
     }
 }
 
@@ -77,23 +78,85 @@ impl Scratch {
 pub(crate) fn forward(out: &mut [f32], log_sums: &mut [f32], qkv: &[f32], head: Head, scratch: &mut Scratch) {
     let (width, group, d) = (head.width(), head.group(), head.head_dim);
     let positions = qkv.len() / width;
-    scratch.fit(positions);
+    let keys = Rows { data: &qkv[head.key()..], stride: width };
+    let values = Rows { data: &qkv[head.value()..], stride: width };
     for member in 0..group {
         for first in (0..positions).step_by(BLOCK) {
             let rows = BLOCK.min(positions - first);
-            let keys = first + rows;
-            let p = &mut scratch.probabilities[..rows * keys];
-            scores(p, qkv, head, member, first, rows);
+            let queries = Rows { data: &qkv[first * width + head.query(member)..], stride: width };
+            let out = &mut out[first * group * d + member * d..];
             let log_sums = &mut log_sums[member * positions + first..][..rows];
-            softmax(p, log_sums, keys, first, scale(d));
-            multiply(
-                MatrixMut::strided(&mut out[first * group * d + member * d..], rows, d, group * d),
-                Matrix::new(p, rows, keys),
-                Matrix::strided(&qkv[head.value()..], keys, d, width),
-                Destination::Overwrite,
-            );
+            block(out, group * d, log_sums, queries, keys, values, first, d, scratch);
         }
     }
+}
+
+/// The same for new positions after a cache: out (N, H·D) of all heads, from the N new rows of qkv
+/// (N, (H + 2·K)·D), the first of which is at position `first`, and from keys and values (first + N, K·D), theirs
+/// included. N is at most [`BLOCK`].
+pub(crate) fn forward_cached(
+    out: &mut [f32],
+    qkv: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    head: Head,
+    first: usize,
+    scratch: &mut Scratch,
+) {
+    let (width, d) = (head.width(), head.head_dim);
+    let (out_width, stride) = (head.heads * d, head.kv_heads * d);
+    let mut log_sums = [0.0; BLOCK];
+    let rows = qkv.len() / width;
+    for index in 0..head.kv_heads {
+        let head = Head { index, ..head };
+        let keys = Rows { data: &keys[index * d..], stride };
+        let values = Rows { data: &values[index * d..], stride };
+        for member in 0..head.group() {
+            let queries = Rows { data: &qkv[head.query(member)..], stride: width };
+            let out = &mut out[head.query(member)..];
+            block(out, out_width, &mut log_sums[..rows], queries, keys, values, first, d, scratch);
+        }
+    }
+}
+
+/// Rows of one head inside wider rows.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    data: &'a [f32],
+    stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn matrix(self, rows: usize, head_dim: usize) -> Matrix<'a> {
+        Matrix::strided(self.data, rows, head_dim, self.stride)
+    }
+}
+
+/// One block of queries, the first of which is at position `first` and sees `first` + 1 keys: out (rows, D) with rows
+/// `out_stride` apart, and log_sums (rows).
+#[allow(clippy::too_many_arguments)]
+fn block(
+    out: &mut [f32],
+    out_stride: usize,
+    log_sums: &mut [f32],
+    queries: Rows,
+    keys: Rows,
+    values: Rows,
+    first: usize,
+    d: usize,
+    scratch: &mut Scratch,
+) {
+    let rows = log_sums.len();
+    let seen = first + rows;
+    let (p, _) = scratch.panels(rows * seen);
+    scores(p, queries, keys, first, rows, d);
+    softmax(p, log_sums, seen, first, scale(d));
+    multiply(
+        MatrixMut::strided(out, rows, d, out_stride),
+        Matrix::new(p, rows, seen),
+        values.matrix(seen, d),
+        Destination::Overwrite,
+    );
 }
 
 /// dqkv (T, (G + 2)·D): gradients of the group's queries, the key and the value, side by side; from qkv
@@ -111,7 +174,8 @@ pub(crate) fn backward(
     let out_width = head.heads * d;
     let positions = qkv.len() / width;
     let dwidth = (group + 2) * d;
-    scratch.fit(positions);
+    let keys = Rows { data: &qkv[head.key()..], stride: width };
+    let values = Rows { data: &qkv[head.value()..], stride: width };
     // Keys and values add up over blocks and members.
     for row in dqkv.chunks_exact_mut(dwidth) {
         row[group * d..].fill(0.0);
@@ -119,40 +183,40 @@ pub(crate) fn backward(
     for member in 0..group {
         for first in (0..positions).step_by(BLOCK) {
             let rows = BLOCK.min(positions - first);
-            let keys = first + rows;
-            let p = &mut scratch.probabilities[..rows * keys];
-            let ds = &mut scratch.gradients[..rows * keys];
+            let seen = first + rows;
+            let (p, ds) = scratch.panels(rows * seen);
+            let queries = Rows { data: &qkv[first * width + head.query(member)..], stride: width };
             let start = first * out_width + head.query(member);
             let (block_out, block_dout) = (&out[start..], &dout[start..]);
-            scores(p, qkv, head, member, first, rows);
+            scores(p, queries, keys, first, rows, d);
             multiply(
-                MatrixMut::new(ds, rows, keys),
+                MatrixMut::new(ds, rows, seen),
                 Matrix::strided(block_dout, rows, d, out_width),
-                Matrix::strided(&qkv[head.value()..], keys, d, width).transposed(),
+                values.matrix(seen, d).transposed(),
                 Destination::Overwrite,
             );
             let log_sums = &log_sums[member * positions + first..][..rows];
             let mut deltas = [0.0; BLOCK];
             row_dots(&mut deltas[..rows], block_dout, block_out, out_width, d);
-            softmax_backward(ds, p, log_sums, &deltas, keys, first, scale(d));
+            softmax_backward(ds, p, log_sums, &deltas, seen, first, scale(d));
             // dq (rows, D)
             multiply(
                 MatrixMut::strided(&mut dqkv[first * dwidth + member * d..], rows, d, dwidth),
-                Matrix::new(ds, rows, keys),
-                Matrix::strided(&qkv[head.key()..], keys, d, width),
+                Matrix::new(ds, rows, seen),
+                keys.matrix(seen, d),
                 Destination::Overwrite,
             );
             // dk (keys, D)
             multiply(
-                MatrixMut::strided(&mut dqkv[group * d..], keys, d, dwidth),
-                Matrix::new(ds, rows, keys).transposed(),
-                Matrix::strided(&qkv[first * width + head.query(member)..], rows, d, width),
+                MatrixMut::strided(&mut dqkv[group * d..], seen, d, dwidth),
+                Matrix::new(ds, rows, seen).transposed(),
+                queries.matrix(rows, d),
                 Destination::Add,
             );
             // dv (keys, D)
             multiply(
-                MatrixMut::strided(&mut dqkv[(group + 1) * d..], keys, d, dwidth),
-                Matrix::new(p, rows, keys).transposed(),
+                MatrixMut::strided(&mut dqkv[(group + 1) * d..], seen, d, dwidth),
+                Matrix::new(p, rows, seen).transposed(),
                 Matrix::strided(block_dout, rows, d, out_width),
                 Destination::Add,
             );
@@ -161,18 +225,17 @@ pub(crate) fn backward(
 }
 
 /// 1/√D
-pub(crate) fn scale(head_dim: usize) -> f32 {
+fn scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
 
-/// s (rows, first + rows) = q·kᵀ for queries first..first + rows.
-fn scores(s: &mut [f32], qkv: &[f32], head: Head, member: usize, first: usize, rows: usize) {
-    let width = head.width();
-    let keys = first + rows;
+/// s (rows, first + rows) = q·kᵀ.
+fn scores(s: &mut [f32], queries: Rows, keys: Rows, first: usize, rows: usize, d: usize) {
+    let seen = first + rows;
     multiply(
-        MatrixMut::new(s, rows, keys),
-        Matrix::strided(&qkv[first * width + head.query(member)..], rows, head.head_dim, width),
-        Matrix::strided(&qkv[head.key()..], keys, head.head_dim, width).transposed(),
+        MatrixMut::new(s, rows, seen),
+        queries.matrix(rows, d),
+        keys.matrix(seen, d).transposed(),
         Destination::Overwrite,
     );
 }
@@ -180,7 +243,7 @@ fn scores(s: &mut [f32], qkv: &[f32], head: Head, member: usize, first: usize, r
 dispatched! {
     /// Scores (R, keys) become probabilities, 0 above the diagonal, and log_sums (R) are set: ln Σ exp(scale·s).
     /// Row r may see the first first + r + 1 keys.
-    pub(crate) fn softmax(s: &mut [f32], log_sums: &mut [f32], keys: usize, first: usize, scale: f32) {
+    fn softmax(s: &mut [f32], log_sums: &mut [f32], keys: usize, first: usize, scale: f32) {
         for (row, (s, log_sum)) in s.chunks_exact_mut(keys).zip(log_sums).enumerate() {
             let (seen, hidden) = s.split_at_mut(first + row + 1);
             let top = maximum(seen) * scale;

@@ -73,7 +73,10 @@ impl<'a> MatrixMut<'a> {
 /// A view must not reach beyond its slice.
 fn check(length: usize, rows: usize, columns: usize, row_stride: usize) {
     let end = if rows == 0 { 0 } else { (rows - 1) * row_stride + columns };
-    assert!(end <= length && columns <= row_stride, "a view of {rows}x{columns}, stride {row_stride}, in {length} values");
+    assert!(
+        end <= length && columns <= row_stride,
+        "a view of {rows}x{columns}, stride {row_stride}, in {length} values"
+    );
 }
 
 /// out = a · b, or out += a · b.

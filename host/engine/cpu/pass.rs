@@ -1,10 +1,13 @@
 //! Forward and backward of a whole model over one batch.
 //!
-//! A layer is five stages, each a set of independent pieces that any thread may take; a stage starts when the one
+//! A layer is three stages, each a set of independent pieces that any thread may take; a stage starts when the one
 //! before has ended:
-//! 1. rows: norm, query/key/value, rotation; 2. sequences × key/value heads: attention; 3. rows: output, residual,
-//! norm, gate and up, SwiGLU, down, residual. Backward runs 3, 2, 1 and then 4. the gradients of the layer's matrices,
-//! cut by output channel, each summed over all rows in one product.
+//! 1. rows: norm, query/key/value, rotation;
+//! 2. sequences × key/value heads: attention;
+//! 3. rows: output, residual, norm, gate and up, SwiGLU, down, residual.
+//!
+//! Backward runs 3, 2, 1 and then, as a fourth, the gradients of the layer's matrices, cut by output channel, each
+//! summed over all rows in one product.
 //!
 //! Every piece writes one contiguous range of each of its outputs, and readers gather: so there is no shared mutable
 //! memory, and everything is safe code. Pieces depend on shapes only.
@@ -140,7 +143,12 @@ impl Shape {
             qkv: config.qkv_width(),
             attention: config.attention_width(),
             vocabulary: config.vocab_size,
-            head: attention::Head { index: 0, heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim },
+            head: attention::Head {
+                index: 0,
+                heads: config.heads,
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+            },
         }
     }
 
@@ -412,17 +420,13 @@ impl Pass {
         }
         let tied = gradients.head.is_none();
         let (dstream, occurrences) = (&self.dstream, &self.occurrences);
-        gradients
-            .embedding
-            .par_chunks_mut(TOKENS_A_PIECE * channels)
-            .enumerate()
-            .for_each(|(piece, dweight)| {
-                // A tied embedding already holds the gradient of the head.
-                if !tied {
-                    dweight.fill(0.0);
-                }
-                embedding::backward(dweight, dstream, occurrences, piece * TOKENS_A_PIECE, channels);
-            });
+        gradients.embedding.par_chunks_mut(TOKENS_A_PIECE * channels).enumerate().for_each(|(piece, dweight)| {
+            // A tied embedding already holds the gradient of the head.
+            if !tied {
+                dweight.fill(0.0);
+            }
+            embedding::backward(dweight, dstream, occurrences, piece * TOKENS_A_PIECE, channels);
+        });
     }
 
     /// Stage 3 backward: dstream → dgate_up, dmiddle, dattention.

@@ -29,9 +29,8 @@ impl Rotation {
     /// both turn by the same angle; only the cosine itself is taken in f64.
     pub(crate) fn new(positions: usize, head_dim: usize, theta: f32) -> Rotation {
         let half = head_dim / 2;
-        let frequencies: Vec<f32> = (0..half)
-            .map(|i| (1.0 / f64::from(theta).powf((2 * i) as f64 / head_dim as f64)) as f32)
-            .collect();
+        let frequencies: Vec<f32> =
+            (0..half).map(|i| (1.0 / f64::from(theta).powf((2 * i) as f64 / head_dim as f64)) as f32).collect();
         let angles: Vec<f64> = (0..positions)
             .flat_map(|t| frequencies.iter().map(move |frequency| f64::from(t as f32 * frequency)))
             .collect();

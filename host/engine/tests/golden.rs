@@ -22,7 +22,9 @@ struct Golden {
 
 impl Golden {
     fn read(name: &str) -> Golden {
-        Golden { bytes: std::fs::read(folder(name).join("golden.safetensors")).expect("the fixture is in the repository") }
+        Golden {
+            bytes: std::fs::read(folder(name).join("golden.safetensors")).expect("the fixture is in the repository"),
+        }
     }
 
     fn bytes(&self, name: &str) -> Vec<[u8; 4]> {
@@ -76,6 +78,22 @@ fn loss_and_every_gradient_are_pytorchs() {
 }
 
 #[test]
+fn logits_are_pytorchs() {
+    for name in ["llama", "llama-tied"] {
+        let golden = Golden::read(name);
+        let model = Model::load(&folder(name)).expect("the golden model loads");
+        let logits = golden.floats("logits");
+        for (row, golden) in golden.tokens().chunks(CONTEXT + 1).zip(logits.chunks(CONTEXT * 256)) {
+            let found = model.logits(&row[..CONTEXT]).expect("logits");
+            let apart = distance(&found, golden);
+            println!("{name}: logits {apart:.2e}");
+            // Two layers of sums of 64 and 176 products: some tens of roundings of 6e-8 each.
+            assert!(apart < 3e-6, "{name}: logits are {apart:.2e} off");
+        }
+    }
+}
+
+#[test]
 fn ten_adamw_steps_are_pytorchs() {
     for name in ["llama", "llama-tied"] {
         let golden = Golden::read(name);
@@ -87,10 +105,17 @@ fn ten_adamw_steps_are_pytorchs() {
             let stats = trainer.step(batch, 1e-3).expect("a step");
             println!("{name} {step}: {:e} {:e}", (stats.loss - loss).abs(), (stats.gradient_norm - norm).abs() / norm);
             assert!((stats.loss - loss).abs() < 1e-5, "{name}, step {step}: loss {} instead of {loss}", stats.loss);
-            assert!((stats.gradient_norm - norm).abs() < 1e-5 * norm, "{name}, step {step}: gradient norm {} instead of {norm}", stats.gradient_norm);
+            assert!(
+                (stats.gradient_norm - norm).abs() < 1e-5 * norm,
+                "{name}, step {step}: gradient norm {} instead of {norm}",
+                stats.gradient_norm
+            );
         }
         for tensor in &trainer.model().layout.tensors {
-            let apart = distance(trainer.model().tensor(&tensor.name).expect("it is there"), &golden.floats(&format!("final.{}", tensor.name)));
+            let apart = distance(
+                trainer.model().tensor(&tensor.name).expect("it is there"),
+                &golden.floats(&format!("final.{}", tensor.name)),
+            );
             println!("{name}: final {} {apart:.2e}", tensor.name);
             // Adam divides by the root of the second moment: of a value whose gradient is near its own rounding error,
             // that error moves it by a share of the learning rate. A few such values make 1e-5 of a matrix.
