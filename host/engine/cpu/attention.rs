@@ -9,7 +9,7 @@
 
 use super::exponential::exponential;
 use super::matrix::{Destination, Matrix, MatrixMut, multiply};
-use super::simd::{dispatched, dot, maximum, sum};
+use super::simd::{LANES, dispatched, dot, maximum, sum};
 
 /// Queries a block. Larger blocks make larger matrix products, smaller ones waste less above the diagonal.
 pub(crate) const BLOCK: usize = 64;
@@ -240,20 +240,30 @@ fn scores(s: &mut [f32], queries: Rows, keys: Rows, first: usize, rows: usize, d
     );
 }
 
+/// `values` rounded up to whole vectors, as far as there are `all`.
+#[inline(always)]
+fn whole_vectors(values: usize, all: usize) -> usize {
+    values.next_multiple_of(LANES).min(all)
+}
+
 dispatched! {
     /// Scores (R, keys) become probabilities, 0 above the diagonal, and log_sums (R) are set: ln Σ exp(scale·s).
     /// Row r may see the first first + r + 1 keys.
     fn softmax(s: &mut [f32], log_sums: &mut [f32], keys: usize, first: usize, scale: f32) {
         for (row, (s, log_sum)) in s.chunks_exact_mut(keys).zip(log_sums).enumerate() {
-            let (seen, hidden) = s.split_at_mut(first + row + 1);
-            let top = maximum(seen) * scale;
-            for s in seen.iter_mut() {
+            let seen = first + row + 1;
+            // Whole vectors: what they reach above the diagonal is out of the sum and 0 in the end.
+            let (s, hidden) = s.split_at_mut(whole_vectors(seen, keys));
+            s[seen..].fill(f32::NEG_INFINITY);
+            let top = maximum(s) * scale;
+            for s in s.iter_mut() {
                 *s = exponential(*s * scale - top);
             }
-            let total = sum(seen);
+            s[seen..].fill(0.0);
+            let total = sum(s);
             *log_sum = total.ln() + top;
             let inverse = 1.0 / total;
-            for p in seen.iter_mut() {
+            for p in s.iter_mut() {
                 *p *= inverse;
             }
             hidden.fill(0.0);
@@ -271,15 +281,18 @@ dispatched! {
         scale: f32,
     ) {
         let rows = dp.chunks_exact_mut(keys).zip(s.chunks_exact_mut(keys)).zip(log_sums).zip(deltas);
-        for (row, (((dp, s), log_sum), delta)) in rows.enumerate() {
-            let (seen, hidden) = s.split_at_mut(first + row + 1);
-            let (dseen, dhidden) = dp.split_at_mut(first + row + 1);
-            for (s, dp) in seen.iter_mut().zip(dseen) {
+        for (row, (((dp, s), &log_sum), &delta)) in rows.enumerate() {
+            let seen = first + row + 1;
+            let whole = whole_vectors(seen, keys);
+            // Two loops: with both arrays written in one, LLVM does not vectorise.
+            for s in &mut s[..whole] {
                 *s = exponential(*s * scale - log_sum);
-                *dp = *s * (*dp - delta) * scale;
             }
-            hidden.fill(0.0);
-            dhidden.fill(0.0);
+            for (dp, p) in dp[..whole].iter_mut().zip(s.iter()) {
+                *dp = p * (*dp - delta) * scale;
+            }
+            s[seen..].fill(0.0);
+            dp[seen..].fill(0.0);
         }
     }
 
