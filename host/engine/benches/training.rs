@@ -37,7 +37,7 @@ fn sizes() -> Vec<Size> {
         steps,
     };
     vec![
-        size("tiny", 256, 128, 384, 4, 4, 128, 16, 40),
+        size("tiny", 256, 128, 384, 4, 4, 128, 16, 8),
         size("small", 4096, 384, 1024, 6, 6, 256, 8, 4),
         size("medium", 32_000, 768, 2048, 12, 12, 512, 2, 2),
     ]
@@ -59,41 +59,61 @@ fn main() {
     }
 }
 
-/// Medians over `rounds`, 1 and 2 threads in turn, so that a busy neighbour slows both.
+/// Medians over `rounds`, 1 and 2 threads in turn, so that a busy neighbour slows both. On a busy machine the figure
+/// per CPU second (all threads together) is the one that can be compared.
 fn measure(size: &Size, rounds: usize) {
     let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm: 1.0 };
     let tokens: Vec<u32> = (0..size.batch * (size.context + 1))
         .map(|i| (i * 2_654_435_761) as u32 % size.config.vocab_size as u32)
         .collect();
     let batch = Batch { tokens: &tokens, batch: size.batch, context: size.context };
-    let mut trainers: Vec<Trainer> = [1, 2]
-        .map(|threads| {
-            let model = Model::init(&size.config, 1).expect("a possible shape");
-            Trainer::new(model, adamw, threads).expect("a trainer")
-        })
-        .into();
-    let mut speeds = vec![Vec::new(); trainers.len()];
+    let mut trainers = [1, 2].map(|threads| {
+        let model = Model::init(&size.config, 1).expect("a possible shape");
+        Trainer::new(model, adamw, threads).expect("a trainer")
+    });
+    let mut speeds = [Vec::new(), Vec::new()];
+    let mut speeds_cpu = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
-        for (trainer, speeds) in trainers.iter_mut().zip(&mut speeds) {
+        for (which, trainer) in trainers.iter_mut().enumerate() {
             trainer.step(batch, 1e-4).expect("a step");
-            let start = Instant::now();
+            let (start, start_cpu) = (Instant::now(), cpu_seconds());
             for _ in 0..size.steps {
                 trainer.step(batch, 1e-4).expect("a step");
             }
-            let tokens = size.steps * size.batch * size.context;
-            speeds.push(tokens as f64 / start.elapsed().as_secs_f64());
+            let tokens = (size.steps * size.batch * size.context) as f64;
+            speeds[which].push(tokens / start.elapsed().as_secs_f64());
+            speeds_cpu[which].push(tokens / (cpu_seconds() - start_cpu));
         }
     }
-    for (threads, speeds) in speeds.iter_mut().enumerate() {
-        speeds.sort_by(f64::total_cmp);
+    for threads in [1, 2] {
+        let (speeds, speeds_cpu) = (sorted(&speeds[threads - 1]), sorted(&speeds_cpu[threads - 1]));
         println!(
-            "{} ({:.2} M parameters), {} thread(s): {:.0} tokens/s (median of {rounds}; {:.0} to {:.0})",
+            "{} ({:.2} M parameters), {threads} thread(s): {:.0} tokens/s, median of {rounds} ({:.0} to {:.0}); {:.0} a CPU second",
             size.name,
             size.config.parameters() as f64 / 1e6,
-            threads + 1,
             speeds[rounds / 2],
             speeds[0],
             speeds[rounds - 1],
+            speeds_cpu[rounds / 2],
         );
     }
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Seconds that this process's live threads have been on a CPU; NaN where the system does not say.
+fn cpu_seconds() -> f64 {
+    let nanoseconds = || {
+        let mut sum = 0u64;
+        for task in std::fs::read_dir("/proc/self/task").ok()? {
+            let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+            sum += text.split_whitespace().next()?.parse::<u64>().ok()?;
+        }
+        Some(sum as f64)
+    };
+    nanoseconds().map_or(f64::NAN, |sum| sum * 1e-9)
 }

@@ -23,7 +23,7 @@ use super::{attention, cross_entropy, embedding, linear, rms_norm, simd, swiglu}
 use crate::{Batch, ModelConfig};
 
 /// Output channels of one piece of a weight's gradient.
-const CHANNELS_A_PIECE: usize = 64;
+const CHANNELS_A_PIECE: usize = 128;
 /// The most logits that exist at a time, as long as one chunk of rows fits: 64 MiB.
 const LOGITS_MAX: usize = 16 << 20;
 /// Tokens of the vocabulary in one piece of the embedding's gradient.
