@@ -125,7 +125,7 @@ impl Trainer {
     pub fn loss(&mut self, batch: Batch) -> Result<f32> {
         check_batch(&self.model.config, &batch)?;
         let Trainer { pool, pass, model, .. } = self;
-        Ok(pool.install(|| pass.loss(&model.parameters, &batch)))
+        Ok(pool.install(|| pass.loss(&model.parameters, &batch)) as f32)
     }
 
     /// Loss and gradient of a batch without a step; [`Trainer::gradients`] has the gradient afterwards.
@@ -136,7 +136,7 @@ impl Trainer {
         check_batch(&self.model.config, &batch)?;
         let Trainer { pool, pass, model, gradients, spans, .. } = self;
         pool.install(|| {
-            let loss = pass.gradient(&model.parameters, &batch, gradients);
+            let loss = pass.gradient(&model.parameters, &batch, gradients) as f32;
             Ok(StepStats { loss, gradient_norm: norm(gradients, spans) })
         })
     }

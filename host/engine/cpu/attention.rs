@@ -303,3 +303,113 @@ dispatched! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::finite_difference::{draws, hold, weighted};
+
+    /// Two query heads share each of two key/value heads.
+    const HEADS: Head = Head { index: 0, heads: 4, kv_heads: 2, head_dim: 6 };
+
+    /// All heads' outputs (T, H·D) and log_sums (K, G, T).
+    fn outputs(qkv: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let positions = qkv.len() / HEADS.width();
+        let width = HEADS.group() * HEADS.head_dim;
+        let mut scratch = Scratch::default();
+        let mut all = vec![f32::NAN; positions * HEADS.heads * HEADS.head_dim];
+        let mut log_sums = vec![f32::NAN; HEADS.heads * positions];
+        for (index, log_sums) in log_sums.chunks_exact_mut(HEADS.group() * positions).enumerate() {
+            let mut out = vec![f32::NAN; positions * width];
+            forward(&mut out, log_sums, qkv, Head { index, ..HEADS }, &mut scratch);
+            for (all, out) in all.chunks_exact_mut(HEADS.kv_heads * width).zip(out.chunks_exact(width)) {
+                all[index * width..][..width].copy_from_slice(out);
+            }
+        }
+        (all, log_sums)
+    }
+
+    /// Softmax attention as its definition says, in f64.
+    fn reference(qkv: &[f32]) -> Vec<f64> {
+        let (width, d) = (HEADS.width(), HEADS.head_dim);
+        let at = |t: usize, column: usize| f64::from(qkv[t * width + column]);
+        let mut all = Vec::new();
+        for t in 0..qkv.len() / width {
+            for query in 0..HEADS.heads {
+                let head = Head { index: query / HEADS.group(), ..HEADS };
+                let weights: Vec<f64> = (0..=t)
+                    .map(|j| (0..d).map(|c| at(t, query * d + c) * at(j, head.key() + c)).sum::<f64>())
+                    .map(|score| (score / (d as f64).sqrt()).exp())
+                    .collect();
+                let total: f64 = weights.iter().sum();
+                for c in 0..d {
+                    all.push((0..=t).map(|j| weights[j] * at(j, head.value() + c)).sum::<f64>() / total);
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn it_is_what_the_definition_says_over_block_borders() {
+        for positions in [1, BLOCK - 1, BLOCK, 2 * BLOCK + 5] {
+            let qkv = draws(positions * HEADS.width(), 3);
+            for (place, (found, expected)) in outputs(&qkv).0.iter().zip(reference(&qkv)).enumerate() {
+                // Weighted means of values near 1: some roundings of 6e-8 each, and of scores up to about 10.
+                assert!((f64::from(*found) - expected).abs() < 3e-6, "{found} {expected} at {place} of {positions}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_future_is_not_seen() {
+        let positions = BLOCK + 9;
+        let mut qkv = draws(positions * HEADS.width(), 3);
+        let (before, _) = outputs(&qkv);
+        let border = 20;
+        qkv[border * HEADS.width()..].fill(1e6);
+        let (after, _) = outputs(&qkv);
+        let seen = border * HEADS.heads * HEADS.head_dim;
+        assert_eq!(before[..seen], after[..seen]);
+    }
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        let positions = BLOCK + 3;
+        let (width, d, group) = (HEADS.width(), HEADS.head_dim, HEADS.group());
+        let qkv = draws(positions * width, 1);
+        let (out, log_sums) = outputs(&qkv);
+        let dout = draws(out.len(), 2);
+        let mut dqkv = vec![f32::NAN; qkv.len()];
+        let mut scratch = Scratch::default();
+        for (index, log_sums) in log_sums.chunks_exact(group * positions).enumerate() {
+            let head = Head { index, ..HEADS };
+            let mut part = vec![f32::NAN; positions * (group + 2) * d];
+            backward(&mut part, &qkv, log_sums, &out, &dout, head, &mut scratch);
+            for (to, from) in dqkv.chunks_exact_mut(width).zip(part.chunks_exact((group + 2) * d)) {
+                to[head.query(0)..][..group * d].copy_from_slice(&from[..group * d]);
+                to[head.key()..][..d].copy_from_slice(&from[group * d..][..d]);
+                to[head.value()..][..d].copy_from_slice(&from[(group + 1) * d..]);
+            }
+        }
+        hold("queries, keys and values", &qkv, &dqkv, |qkv| weighted(&outputs(qkv).0, &dout));
+    }
+
+    #[test]
+    fn a_cache_continues_where_the_whole_sequence_would() {
+        let (positions, cached) = (BLOCK + 20, BLOCK + 3);
+        let (width, d) = (HEADS.width(), HEADS.head_dim);
+        let qkv = draws(positions * width, 4);
+        let (all, _) = outputs(&qkv);
+        let column = |start: usize| -> Vec<f32> {
+            qkv.chunks_exact(width).flat_map(|row| row[start..start + HEADS.kv_heads * d].to_vec()).collect()
+        };
+        let mut out = vec![f32::NAN; (positions - cached) * HEADS.heads * d];
+        let (keys, values) = (column(HEADS.key()), column(HEADS.value()));
+        forward_cached(&mut out, &qkv[cached * width..], &keys, &values, HEADS, cached, &mut Scratch::default());
+        for (found, expected) in out.iter().zip(&all[cached * HEADS.heads * d..]) {
+            // Blocks of other sizes add up in another order.
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+    }
+}

@@ -10,6 +10,8 @@ mod cross_entropy;
 mod decoder;
 mod embedding;
 mod exponential;
+#[cfg(test)]
+pub(crate) mod finite_difference;
 mod linear;
 mod matrix;
 mod parts;
