@@ -668,7 +668,7 @@ mod tests {
                 // direction in which it changes far more than by its rounding, which a single value does not.
                 let mut direction = vec![0.0f64; tensor.elements()];
                 for (direction, g) in direction.iter_mut().zip(&gradient[tensor.range()]) {
-                    *direction = if random.next() % 2 == 0 { f64::from(*g) } else { 0.0 };
+                    *direction = if random.next().is_multiple_of(2) { f64::from(*g) } else { 0.0 };
                 }
                 let norm = direction.iter().map(|d| d * d).sum::<f64>().sqrt();
                 assert!(norm > 1e-3, "{}: hardly any gradient", tensor.name);
