@@ -24,6 +24,10 @@ mod random;
 mod schedule;
 mod trainer;
 
+/// For `benches/training.rs`; no part of the interface.
+#[doc(hidden)]
+pub use cpu::measure;
+
 pub use config::ModelConfig;
 pub use error::{Error, Result};
 pub use generate::{Sampling, generate};

@@ -1,11 +1,11 @@
-//! `cargo bench -p tombolo-engine`: training tokens/s of the model sizes of the engine's notes, at 1 and 2 threads.
+//! `cargo bench -p tombolo-engine`: training tokens/s at 1 and 2 threads, and where the time of a step goes, op by op.
 //!
-//! Arguments name sizes (tiny, small, medium; default tiny); `--rounds N` repeats the interleaved measurement.
-//! `benches/baseline.py` measures PyTorch on the same shapes.
+//! `cargo bench -p tombolo-engine -- small medium --rounds 3` names sizes (tiny, small, medium; default tiny) and how
+//! often to repeat the interleaved measurement. `benches/baseline.py` measures PyTorch on the same shapes.
 
 use std::time::Instant;
 
-use tombolo_engine::{AdamW, Batch, Model, ModelConfig, Trainer};
+use tombolo_engine::{AdamW, Batch, Model, ModelConfig, Trainer, measure};
 
 struct Size {
     name: &'static str,
@@ -54,14 +54,15 @@ fn main() {
     let named: Vec<&String> = arguments.iter().filter(|argument| argument.chars().all(char::is_alphabetic)).collect();
     for size in sizes() {
         if named.iter().any(|name| *name == size.name) || (named.is_empty() && size.name == "tiny") {
-            measure(&size, rounds);
+            steps(&size, rounds);
+            ops(&size, rounds);
         }
     }
 }
 
 /// Medians over `rounds`, 1 and 2 threads in turn, so that a busy neighbour slows both. On a busy machine the figure
 /// per CPU second (all threads together) is the one that can be compared.
-fn measure(size: &Size, rounds: usize) {
+fn steps(size: &Size, rounds: usize) {
     let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm: 1.0 };
     let tokens: Vec<u32> = (0..size.batch * (size.context + 1))
         .map(|i| (i * 2_654_435_761) as u32 % size.config.vocab_size as u32)
@@ -96,6 +97,35 @@ fn measure(size: &Size, rounds: usize) {
             speeds[rounds - 1],
             speeds_cpu[rounds / 2],
         );
+    }
+}
+
+/// CPU seconds over which one op is measured.
+const TICKS_SECONDS: f64 = 0.05;
+
+/// Time of each op in a step on one thread, medians of CPU time.
+fn ops(size: &Size, rounds: usize) {
+    let mut rows = Vec::new();
+    for mut op in measure::ops(&size.config, size.batch, size.context) {
+        // The system counts CPU time in ticks of some milliseconds: enough calls for many of them.
+        let mut many = |calls: usize| {
+            let start = cpu_seconds();
+            (0..calls).for_each(|_| (op.run)());
+            (cpu_seconds() - start) / calls as f64
+        };
+        let mut calls = 1;
+        while many(calls) * (calls as f64) < TICKS_SECONDS {
+            calls *= 2;
+        }
+        let times: Vec<f64> = (0..rounds).map(|_| many(calls)).collect();
+        rows.push((op.name, op.calls, op.flops, sorted(&times)[rounds / 2]));
+    }
+    let total: f64 = rows.iter().map(|(_, calls, _, seconds)| *calls as f64 * seconds).sum();
+    println!("{}: ops of one step on one thread, {:.2} ms together", size.name, total * 1e3);
+    for (name, calls, flops, seconds) in rows {
+        let spent = calls as f64 * seconds;
+        let rate = if flops > 0.0 { format!("{:.0} GFLOP/s", flops / seconds * 1e-9) } else { String::new() };
+        println!("  {name:<28} {:7.3} ms {:5.1} %  {rate}", spent * 1e3, 100.0 * spent / total);
     }
 }
 

@@ -14,6 +14,7 @@ mod exponential;
 pub(crate) mod finite_difference;
 mod linear;
 mod matrix;
+pub mod measure;
 mod parts;
 mod pass;
 mod rms_norm;

@@ -23,7 +23,7 @@ use super::{attention, cross_entropy, embedding, linear, rms_norm, simd, swiglu}
 use crate::{Batch, ModelConfig};
 
 /// Output channels of one piece of a weight's gradient.
-const CHANNELS_A_PIECE: usize = 128;
+pub(super) const CHANNELS_A_PIECE: usize = 128;
 /// The most logits that exist at a time, as long as one chunk of rows fits: 64 MiB.
 const LOGITS_MAX: usize = 16 << 20;
 /// Tokens of the vocabulary in one piece of the embedding's gradient.
@@ -31,7 +31,7 @@ const TOKENS_A_PIECE: usize = 64;
 
 /// Rows in one piece: large enough that a product amortises the packing of its weight, small enough that few rows
 /// still make eight pieces.
-fn rows_a_piece(rows: usize) -> usize {
+pub(super) fn rows_a_piece(rows: usize) -> usize {
     rows.div_ceil(8).next_multiple_of(16).clamp(32, 256)
 }
 
