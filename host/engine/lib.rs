@@ -5,7 +5,8 @@
 //! [`Model::load`] and [`Model::save`] speak Hugging Face's `config.json` + `model.safetensors`.
 //!
 //! Guarantees:
-//! - the same bits for any number of threads: every sum has an order that depends on shapes alone;
+//! - the same bits for any number of threads on one kind of processor: every sum has an order that depends on shapes
+//!   alone;
 //! - a step whose loss or gradient is not finite changes nothing and says so;
 //! - no network, no clock, no async; randomness only from seeds that the caller gives.
 //!
