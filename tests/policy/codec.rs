@@ -20,8 +20,22 @@ pub fn hostile() -> Vec<(&'static str, Vec<f32>)> {
         ("tiny", scaled(2, 1_000, 1e-20)),
         ("denormal noise", scaled(3, 257, 1e-39)),
         ("huge", scaled(4, 1_000, 3e38)),
-        ("mixed", scaled(5, 640, 1.0).into_iter().zip(0..).map(|(value, i): (f32, i32)| value * 10.0_f32.powi(i % 70 - 35)).collect()),
-        ("outliers", scaled(6, 640, 1e-3).into_iter().zip(0..).map(|(value, i)| if i % 97 == 0 { f32::MAX } else { value }).collect()),
+        (
+            "mixed",
+            scaled(5, 640, 1.0)
+                .into_iter()
+                .zip(0..)
+                .map(|(value, i): (f32, i32)| value * 10.0_f32.powi(i % 70 - 35))
+                .collect(),
+        ),
+        (
+            "outliers",
+            scaled(6, 640, 1e-3)
+                .into_iter()
+                .zip(0..)
+                .map(|(value, i)| if i % 97 == 0 { f32::MAX } else { value })
+                .collect(),
+        ),
         ("several chunks", scaled(7, 100_000, 0.01)),
     ]
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, OnceLock};
 
 use tombolo::policy::{
-    At, Contribution, Error, Limits, Merged, MergeSource, Policy, Round, Runtime, Tensor, TensorKind, chunks, merge,
+    At, Contribution, Error, Limits, MergeSource, Merged, Policy, Round, Runtime, Tensor, TensorKind, chunks, merge,
 };
 
 /// One engine for all tests of this process.

@@ -62,7 +62,8 @@ fn weights_are_tokens_times_tokens_a_step() {
     // a: 100·10 = 1000, b: 200·10 = 2000, c has not stepped, d: 100·10. Δ = (1·1 + 2·4 + 1·7)/4 = 4.
     let policy = runtime().bundled("mean").expect("bundled");
     let mut fragment = Fragment::new(vec![tensor("t", &[2], TensorKind::Matrix)], vec![0.0; 2]);
-    let islands = [contribution("a", 100, 10), contribution("b", 200, 20), contribution("c", 900, 0), contribution("d", 100, 10)];
+    let islands =
+        [contribution("a", 100, 10), contribution("b", 200, 20), contribution("c", 900, 0), contribution("d", 100, 10)];
     let values: Vec<Vec<f32>> = [1.0, 4.0, 100.0, 7.0].map(|value| vec![value; 2]).into();
     let merged = fragment.merge(&policy, PLAIN, round(0), &islands, &values, 1).expect("merges");
     assert_eq!(merged.weights, [0.25, 0.5, 0.0, 0.25]);
@@ -75,8 +76,12 @@ fn a_round_without_any_weight_is_refused() {
     for rule in ["mean", "rda"] {
         let policy = runtime().bundled(rule).expect("bundled");
         let mut fragment = Fragment::new(vec![tensor("t", &[1], TensorKind::Matrix)], vec![0.0]);
-        let error = fragment.merge(&policy, "", round(0), &[contribution("a", 0, 5)], &[vec![1.0]], 1).expect_err("no weight");
-        assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("no contribution has any weight")), "{error}");
+        let error =
+            fragment.merge(&policy, "", round(0), &[contribution("a", 0, 5)], &[vec![1.0]], 1).expect_err("no weight");
+        assert!(
+            matches!(&error, Error::Refused { reason, .. } if reason.contains("no contribution has any weight")),
+            "{error}"
+        );
     }
 }
 
@@ -145,7 +150,10 @@ fn rda_treats_every_tensor_for_itself() {
 fn the_golden_trace_of_the_outer_loop_holds() {
     // Two islands of a linear model after three inner steps (figures of a public test): η 1, μ 0.9 Nesterov, plain mean.
     let policy = runtime().bundled("mean").expect("bundled");
-    let mut fragment = Fragment::new(vec![tensor("w", &[2], TensorKind::Matrix), tensor("b", &[1], TensorKind::Vector)], vec![2.0, 1.0, 1.0]);
+    let mut fragment = Fragment::new(
+        vec![tensor("w", &[2], TensorKind::Matrix), tensor("b", &[1], TensorKind::Vector)],
+        vec![2.0, 1.0, 1.0],
+    );
     let delta = vec![0.245, -0.026, 0.219];
     let islands = [contribution("a", 6, 3), contribution("b", 6, 3)];
     let config = r#"{"eta": 1.0, "momentum": 0.9, "warmup": 0}"#;
@@ -223,7 +231,8 @@ fn a_step_that_overflows_is_nonsense_and_stores_nothing_infinite() {
     let mut fragment = Fragment::new(vec![tensor("t", &[3], TensorKind::Matrix)], vec![-f32::MAX; 3]);
     let before = fragment.clone();
     let values = [vec![f32::MAX; 3]];
-    let error = fragment.merge(&policy, PLAIN, round(0), &[contribution("a", 10, 1)], &values, 1).expect_err("overflow");
+    let error =
+        fragment.merge(&policy, PLAIN, round(0), &[contribution("a", 10, 1)], &values, 1).expect_err("overflow");
     assert!(matches!(error, Error::Nonsense { .. }), "{error}");
     assert_eq!(fragment, before);
 }
