@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use tombolo::policy::{
-    At, CHUNK_ELEMENTS, Codec, Contribution, Limits, MergeSource, Policy, Round, Runtime, Tensor, TensorKind, bundled_names,
-    bundled_wasm, chunks, merge,
+    At, CHUNK_ELEMENTS, Codec, Contribution, Limits, MergeSource, Policy, Round, Runtime, Tensor, TensorKind,
+    bundled_names, bundled_wasm, chunks, merge,
 };
 
 const CONTRIBUTIONS: usize = 4;
@@ -45,8 +45,11 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
+/// Something to measure, with its name.
+type Job<'a> = (String, Box<dyn FnMut() + 'a>);
+
 /// Runs all of `jobs` in turn, several times; the median of each.
-fn medians(jobs: &mut [(String, Box<dyn FnMut() + '_>)]) -> Vec<f64> {
+fn medians(jobs: &mut [Job<'_>]) -> Vec<f64> {
     let mut seconds = vec![Vec::new(); jobs.len()];
     for _ in 0..REPEATS {
         for ((_, job), seconds) in jobs.iter_mut().zip(&mut seconds) {
@@ -68,7 +71,8 @@ impl Memory {
     fn new(count: usize) -> Memory {
         let values = (0..CONTRIBUTIONS as u32).map(|seed| noise(seed, count)).collect();
         let parameters = noise(9, count);
-        let chunks = parameters.chunks(CHUNK_ELEMENTS).map(|chunk| Mutex::new((chunk.to_vec(), vec![0.0; chunk.len()])));
+        let chunks =
+            parameters.chunks(CHUNK_ELEMENTS).map(|chunk| Mutex::new((chunk.to_vec(), vec![0.0; chunk.len()])));
         Memory { values, chunks: chunks.collect() }
     }
 
@@ -93,6 +97,9 @@ impl MergeSource for Memory {
         out.copy_from_slice(&self.chunk(at).lock().expect("sound").0);
         Ok(())
     }
+    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
+        Some(&self.values[contribution][at.offset as usize..][..elements])
+    }
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
         let mut chunk = self.chunk(at).lock().expect("sound");
         chunk.0.copy_from_slice(parameters);
@@ -102,7 +109,12 @@ impl MergeSource for Memory {
 }
 
 /// The twin: mean and Nesterov of one chunk in place, in the order of the guest's arithmetic.
-fn native_chunk(shares: [f32; CONTRIBUTIONS], values: [&[f32]; CONTRIBUTIONS], parameters: &mut [f32], buffer: &mut [f32]) {
+fn native_chunk(
+    shares: [f32; CONTRIBUTIONS],
+    values: [&[f32]; CONTRIBUTIONS],
+    parameters: &mut [f32],
+    buffer: &mut [f32],
+) {
     let (eta, momentum) = (0.7, 0.5);
     let [a, b, c, d] = values.map(|list| &list[..parameters.len()]);
     let buffer = &mut buffer[..parameters.len()];
@@ -130,7 +142,8 @@ fn native(memory: &Memory, threads: usize) {
 
 fn guest(policy: &Policy, memory: &Memory, tensors: &[Tensor], threads: usize) {
     let round = Round { index: 0, fragment: 0, version: 9, tokens_merged: 0, token_budget: 0 };
-    let contribution = |index| Contribution { island: format!("island-{index}"), tokens: 10, steps: 1, staleness: 0, norm: 1.0 };
+    let contribution =
+        |index| Contribution { island: format!("island-{index}"), tokens: 10, steps: 1, staleness: 0, norm: 1.0 };
     let contributions: Vec<_> = (0..CONTRIBUTIONS).map(contribution).collect();
     merge(policy, b"", &round, tensors, &contributions, &[], memory, threads).expect("merges");
 }
@@ -143,12 +156,15 @@ fn merges(runtime: &Runtime, count: usize) {
     let memory = Memory::new(count);
     let tensors = tensors(count);
     let (mean, rda) = (runtime.bundled("mean").expect("bundled"), runtime.bundled("rda").expect("bundled"));
-    let mut jobs: Vec<(String, Box<dyn FnMut() + '_>)> = Vec::new();
+    let mut jobs: Vec<Job<'_>> = Vec::new();
     for threads in [1, 2] {
         let (memory, tensors) = (&memory, &tensors);
         jobs.push((format!("native mean, {threads} threads"), Box::new(move || native(memory, threads))));
         for (name, policy) in [("mean", mean.clone()), ("rda", rda.clone())] {
-            jobs.push((format!("{name}, {threads} threads"), Box::new(move || guest(&policy, memory, tensors, threads))));
+            jobs.push((
+                format!("{name}, {threads} threads"),
+                Box::new(move || guest(&policy, memory, tensors, threads)),
+            ));
         }
     }
     let seconds = medians(&mut jobs);
@@ -171,7 +187,7 @@ fn codecs(runtime: &Runtime, count: usize) {
         let chunk = |at: At, elements: usize| &values[at.offset as usize..][..elements];
         let encoded: Vec<Vec<u8>> =
             list.iter().map(|(at, elements)| encoder.encode(*at, chunk(*at, *elements)).expect("encodes")).collect();
-        let mut jobs: Vec<(String, Box<dyn FnMut() + '_>)> = vec![
+        let mut jobs: Vec<Job<'_>> = vec![
             (
                 "encode".into(),
                 Box::new(|| {
@@ -208,7 +224,11 @@ fn codecs(runtime: &Runtime, count: usize) {
         let seconds = medians(&mut jobs);
         for (index, ((what, _), time)) in jobs.iter().zip(&seconds).enumerate() {
             let rate = count as f64 * 4.0 / time / 1e9;
-            println!("{:>24}: {rate:>7.2} GB/s, {:.2} of native", format!("{name} {what}"), seconds[index % 2 + 2] / time);
+            println!(
+                "{:>24}: {rate:>7.2} GB/s, {:.2} of native",
+                format!("{name} {what}"),
+                seconds[index % 2 + 2] / time
+            );
         }
     }
 }
