@@ -1,7 +1,7 @@
 //! Llama-family transformers with explicit forward and backward passes: what an island runs as its inner loop.
 //!
 //! A model is one flat arena of f32 parameters with named tensors ([`Layout`]), so that a fragment is a list of ranges
-//! and nothing is copied to offer or adopt one. [`Trainer`] does AdamW steps on it, [`generate`] samples from it, and
+//! and nothing is copied to offer or adopt one. [`Trainer`] does AdamW steps on it, [`generate()`] samples from it, and
 //! [`Model::load`] and [`Model::save`] speak Hugging Face's `config.json` + `model.safetensors`.
 //!
 //! Guarantees:

@@ -20,7 +20,7 @@ impl Model {
     /// in the layout and its size only.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) lists every problem of an impossible shape.
+    /// [`Error::Config`] lists every problem of an impossible shape.
     pub fn init(config: &ModelConfig, seed: u64) -> Result<Model> {
         config.check()?;
         let layout = Layout::of(config);

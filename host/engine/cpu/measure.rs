@@ -1,6 +1,6 @@
 //! Every op of a training step at a model's shape, one at a time, on the calling thread: for the benchmark only.
 //!
-//! Each op runs over all rows of a batch in the pieces that [`Pass`](super::Pass) would cut, on data of its own; so the
+//! Each op runs over all rows of a batch in the pieces that a training pass would cut, on data of its own; so the
 //! sum over ops is what a step would cost without threads, gathering and waiting, and with warmer caches.
 
 use super::attention::{self, Head};

@@ -150,15 +150,17 @@ dispatched! {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(target_arch = "x86_64")]
     use std::cell::Cell;
 
     use super::*;
     use crate::cpu::finite_difference::draws;
+    #[cfg(target_arch = "x86_64")]
     use crate::cpu::{cross_entropy, rms_norm, swiglu};
 
+    #[cfg(target_arch = "x86_64")]
     thread_local! {
         /// A level to use instead of the best one.
-        #[cfg(target_arch = "x86_64")]
         pub(super) static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
     }
 
