@@ -34,8 +34,10 @@ impl Model {
     /// either the old files or the new ones, at worst new weights beside the old `config.json`.
     ///
     /// # Errors
-    /// [`Error::Io`] names the file.
+    /// [`Error::Io`] names the file; [`Error::Config`] or [`Error::Argument`] where shape, layout and arena do not
+    /// belong together.
     pub fn save(&self, dir: &Path) -> Result<()> {
+        self.check()?;
         fs::create_dir_all(dir).map_err(Error::io("make", dir))?;
         write_renamed(&dir.join(WEIGHTS), |path| write_weights(path, self))?;
         write_renamed(&dir.join(CONFIG), |path| {
@@ -73,7 +75,7 @@ fn config_json(config: &ModelConfig) -> Value {
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
-        "initializer_range": config.initializer_range,
+        "initializer_range": decimal(config.initializer_range),
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.context,
         "mlp_bias": false,
@@ -81,14 +83,18 @@ fn config_json(config: &ModelConfig) -> Value {
         "num_attention_heads": config.heads,
         "num_hidden_layers": config.layers,
         "num_key_value_heads": config.kv_heads,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": { "rope_theta": config.rope_theta, "rope_type": "default" },
-        "rope_theta": config.rope_theta,
+        "rms_norm_eps": decimal(config.norm_eps),
+        "rope_parameters": { "rope_theta": decimal(config.rope_theta), "rope_type": "default" },
+        "rope_theta": decimal(config.rope_theta),
         "tie_word_embeddings": config.tied,
-        "torch_dtype": "float32",
         "use_cache": true,
         "vocab_size": config.vocab_size,
     })
+}
+
+/// An f32 as the shortest decimal that means it: 1e-5 and not 9.999999747378752e-6, which is its value in f64.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn read_config(path: &Path) -> Result<ModelConfig> {
@@ -311,3 +317,6 @@ fn write_weights(path: &Path, model: &Model) -> Result<()> {
         source: std::io::Error::other(error),
     })
 }
+
+#[cfg(test)]
+mod tests;

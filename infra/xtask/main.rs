@@ -8,6 +8,8 @@ mod toolchain;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use toolchain::Fetch;
+
 /// What a chore ended with when it did not end well.
 #[derive(Debug)]
 enum Failure {
@@ -30,7 +32,7 @@ usage: cargo xtask CHORE
 
   plugins             build the bundled policies into plugins/bundled/ and write its manifest
   plugins --check     rebuild them elsewhere and say whether sources and bytes agree with the manifest
-  plugins --out DIR   build them into DIR, manifest included
+  plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
 ";
 
 fn main() -> ExitCode {
@@ -39,7 +41,8 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["plugins"] => plugins::bundle(),
         ["plugins", "--check"] => plugins::check(),
-        ["plugins", "--out", folder] => plugins::build_into(folder.as_ref()),
+        ["plugins", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Allowed),
+        ["plugins", "--offline", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Forbidden),
         _ => Err(Failure::Usage(USAGE.into())),
     };
     let (code, message) = match done {
