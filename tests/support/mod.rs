@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test binary includes all of this and uses a part of it")]
 
 pub mod flaky;
+pub mod program;
 pub mod server;
 pub mod store;
 
