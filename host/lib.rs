@@ -15,5 +15,7 @@ pub mod nonce;
 pub mod outer;
 pub mod policy;
 pub mod report;
+pub mod score;
+pub mod sim;
 pub mod spec;
 pub mod syncer;

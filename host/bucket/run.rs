@@ -278,6 +278,22 @@ impl Bucket {
         Ok(listed.iter().filter_map(|(k, _)| self.keys.parse_block(k)).map(|(b, _)| b + 1).max().unwrap_or(0))
     }
 
+    /// Blocks of training data by the island that claimed them, ascending. Reads every claim: for reports, not for a run.
+    ///
+    /// # Errors
+    /// Unavailable or corrupt.
+    pub async fn claimed_blocks(&self) -> Result<std::collections::BTreeMap<String, Vec<u64>>> {
+        let mut claimed: std::collections::BTreeMap<String, Vec<u64>> = std::collections::BTreeMap::new();
+        for (key, _) in self.list(&self.keys.blocks()).await? {
+            if let Some((block, _)) = self.keys.parse_block(&key)
+                && let Some(claim) = self.get_json::<Claim>(&key).await?
+            {
+                claimed.entry(claim.island).or_default().push(block);
+            }
+        }
+        Ok(claimed)
+    }
+
     /// Claims a block of training data; false if it is somebody else's.
     ///
     /// # Errors

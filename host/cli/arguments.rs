@@ -27,6 +27,8 @@ pub enum Command {
     Export(ExportArguments),
     /// Continue a text with an exported model
     Generate(GenerateArguments),
+    /// Measure: islands against data-parallel training on the same text, on virtual time
+    Bench(BenchArguments),
 }
 
 /// Where a bucket is.
@@ -166,4 +168,16 @@ pub struct GenerateArguments {
     /// Seed of the draw
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct BenchArguments {
+    #[command(flatten)]
+    pub spec: SpecArguments,
+    /// Inner steps of each island
+    #[arg(long, default_value_t = 600)]
+    pub steps: u64,
+    /// Seeds to measure, from the spec's on
+    #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
 }

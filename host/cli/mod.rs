@@ -2,7 +2,7 @@
 
 mod arguments;
 mod assembly;
-mod evaluate;
+mod bench;
 mod export;
 mod fleet;
 mod role;
@@ -50,6 +50,9 @@ async fn dispatch(command: Command) -> Result<()> {
         Command::Syncer(arguments) => role::syncer_command(arguments).await,
         Command::Status(arguments) => status::command(arguments).await,
         Command::Export(arguments) => export::command(arguments).await,
+        Command::Bench(arguments) => tokio::task::spawn_blocking(move || bench::command(&arguments))
+            .await
+            .map_err(|e| crate::error::Error::bug("the bench panicked").because(e))?,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

@@ -3,7 +3,6 @@
 
 use super::arguments::RunArguments;
 use super::assembly::{Run, cores, policy_runtime, run_names};
-use super::evaluate::Evaluator;
 use super::export::{committed_model, continue_text, write_model};
 use super::fleet::Fleet;
 use super::submit::{Draft, read_spec};
@@ -14,6 +13,7 @@ use crate::data::Corpus;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::report::{Board, Curves, IslandLine, RunLine, Series, Summary, loss_curves_svg, loss_curves_text};
+use crate::score::Evaluator;
 use crate::spec::Spec;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

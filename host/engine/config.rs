@@ -100,11 +100,6 @@ impl ModelConfig {
         Layout::of(self).elements()
     }
 
-    /// Query heads that share one key/value head, G.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
     /// Width of a row of queries, keys and values side by side: (H + 2·K)·D.
     pub(crate) fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim

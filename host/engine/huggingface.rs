@@ -34,8 +34,10 @@ impl Model {
     /// either the old files or the new ones, at worst new weights beside the old `config.json`.
     ///
     /// # Errors
-    /// [`Error::Io`] names the file.
+    /// [`Error::Io`] names the file; [`Error::Config`] or [`Error::Argument`] where shape, layout and arena do not
+    /// belong together.
     pub fn save(&self, dir: &Path) -> Result<()> {
+        self.check()?;
         fs::create_dir_all(dir).map_err(Error::io("make", dir))?;
         write_renamed(&dir.join(WEIGHTS), |path| write_weights(path, self))?;
         write_renamed(&dir.join(CONFIG), |path| {
@@ -85,7 +87,6 @@ fn config_json(config: &ModelConfig) -> Value {
         "rope_parameters": { "rope_theta": config.rope_theta, "rope_type": "default" },
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tied,
-        "torch_dtype": "float32",
         "use_cache": true,
         "vocab_size": config.vocab_size,
     })
@@ -311,3 +312,6 @@ fn write_weights(path: &Path, model: &Model) -> Result<()> {
         source: std::io::Error::other(error),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! A model: its shape, its layout and the arena of its parameters.
 
 use crate::random::Random;
-use crate::{Layout, ModelConfig, Result, TensorKind};
+use crate::{Error, Layout, ModelConfig, Result, TensorKind};
 
 /// A model in memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ impl Model {
     /// in the layout and its size only.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) lists every problem of an impossible shape.
+    /// [`Error::Config`] lists every problem of an impossible shape.
     pub fn init(config: &ModelConfig, seed: u64) -> Result<Model> {
         config.check()?;
         let layout = Layout::of(config);
@@ -34,6 +34,26 @@ impl Model {
             }
         }
         Ok(Model { config: config.clone(), layout, parameters })
+    }
+
+    /// Whether shape, layout and arena belong together; their fields are public, so users may have changed them.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.config.check()?;
+        if self.layout != Layout::of(&self.config) {
+            return Err(Error::Argument {
+                what: "model.layout",
+                expected: "the layout of model.config".to_owned(),
+                found: format!("another one, of {} tensors", self.layout.tensors.len()),
+            });
+        }
+        if self.parameters.len() != self.layout.elements() {
+            return Err(Error::Argument {
+                what: "model.parameters",
+                expected: format!("{} values", self.layout.elements()),
+                found: self.parameters.len().to_string(),
+            });
+        }
+        Ok(())
     }
 
     /// The values of the tensor of that name.

@@ -81,16 +81,8 @@ impl Trainer {
     /// [`Error::Config`] for an impossible shape, [`Error::Argument`] for parameters that do not fit it or settings
     /// out of range, [`Error::Threads`].
     pub fn new(model: Model, adamw: AdamW, threads: usize) -> Result<Trainer> {
-        model.config.check()?;
-        if model.layout != Layout::of(&model.config) {
-            return Err(Error::Argument {
-                what: "model.layout",
-                expected: "the layout of model.config".to_owned(),
-                found: format!("another one, of {} tensors", model.layout.tensors.len()),
-            });
-        }
+        model.check()?;
         let elements = model.layout.elements();
-        expect("model.parameters", "values", elements, model.parameters.len())?;
         check_adamw(&adamw)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -133,7 +125,7 @@ impl Trainer {
     pub fn loss(&mut self, batch: Batch) -> Result<f32> {
         check_batch(&self.model.config, &batch)?;
         let Trainer { pool, pass, model, .. } = self;
-        Ok(pool.install(|| pass.loss(&model.parameters, &batch)))
+        Ok(pool.install(|| pass.loss(&model.parameters, &batch)) as f32)
     }
 
     /// Loss and gradient of a batch without a step; [`Trainer::gradients`] has the gradient afterwards.
@@ -144,7 +136,7 @@ impl Trainer {
         check_batch(&self.model.config, &batch)?;
         let Trainer { pool, pass, model, gradients, spans, .. } = self;
         pool.install(|| {
-            let loss = pass.gradient(&model.parameters, &batch, gradients);
+            let loss = pass.gradient(&model.parameters, &batch, gradients) as f32;
             Ok(StepStats { loss, gradient_norm: norm(gradients, spans) })
         })
     }
@@ -267,9 +259,160 @@ fn check_batch(config: &ModelConfig, batch: &Batch) -> Result<()> {
     if batch.context == 0 || batch.context > config.context {
         return argument("batch.context", format!("1 to {} tokens", config.context), batch.context.to_string());
     }
-    expect("batch.tokens", "values (batch · (context + 1))", batch.batch * (batch.context + 1), batch.tokens.len())?;
+    expect(
+        "batch.tokens",
+        "values (batch · (context + 1))",
+        batch.batch.saturating_mul(batch.context + 1),
+        batch.tokens.len(),
+    )?;
     match batch.tokens.iter().find(|&&token| token as usize >= config.vocab_size) {
         None => Ok(()),
         Some(token) => argument("batch.tokens", format!("ids below {}", config.vocab_size), token.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm: 1.0 };
+
+    fn trainer(adamw: AdamW) -> Trainer {
+        let config = ModelConfig {
+            vocab_size: 20,
+            hidden_size: 16,
+            intermediate_size: 24,
+            layers: 1,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 8,
+            context: 12,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
+            tied: false,
+            initializer_range: 0.1,
+        };
+        Trainer::new(Model::init(&config, 3).expect("a possible shape"), adamw, 2).expect("a trainer")
+    }
+
+    /// Two rows of a cycle through the vocabulary: easily learnt.
+    fn tokens() -> Vec<u32> {
+        (0..2 * 13).map(|i| i % 20).collect()
+    }
+
+    fn batch(tokens: &[u32]) -> Batch<'_> {
+        Batch { tokens, batch: 2, context: 12 }
+    }
+
+    #[test]
+    fn training_learns_what_can_be_learnt() {
+        let (mut trainer, tokens) = (trainer(ADAMW), tokens());
+        let first = trainer.loss(batch(&tokens)).expect("a loss");
+        for _ in 0..200 {
+            trainer.step(batch(&tokens), 1e-2).expect("a step");
+        }
+        let last = trainer.loss(batch(&tokens)).expect("a loss");
+        // ln 20 = 3.0 at the start, and every next token follows from the one before.
+        assert!(first > 2.5 && last < 0.05, "{first} {last}");
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_changes_nothing() {
+        let (mut trainer, tokens) = (trainer(ADAMW), tokens());
+        trainer.step(batch(&tokens), 1e-2).expect("a step");
+        let place = trainer.model().layout.tensor("lm_head.weight").expect("a head").offset;
+        for value in [f32::NAN, f32::INFINITY, 1e38] {
+            let good = std::mem::replace(&mut trainer.parameters_mut()[place], value);
+            let before = (trainer.parameters().to_vec(), trainer.first.clone(), trainer.second.clone());
+            let error = trainer.step(batch(&tokens), 1e-2).expect_err("this step must fail");
+            assert!(matches!(error, Error::NonFinite { step: 1, .. }), "{error}");
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(trainer.parameters()), bits(&before.0));
+            assert_eq!(trainer.moments(), (&before.1[..], &before.2[..], 1));
+            trainer.parameters_mut()[place] = good;
+        }
+        trainer.step(batch(&tokens), 1e-2).expect("training goes on");
+    }
+
+    #[test]
+    fn stored_moments_continue_where_they_were() {
+        let (mut whole, tokens) = (trainer(ADAMW), tokens());
+        for _ in 0..3 {
+            whole.step(batch(&tokens), 1e-2).expect("a step");
+        }
+        let mut resumed = trainer(ADAMW);
+        resumed.parameters_mut().copy_from_slice(whole.parameters());
+        let (first, second, steps) = whole.moments();
+        resumed.set_moments(first, second, steps).expect("fitting moments");
+        for _ in 0..3 {
+            whole.step(batch(&tokens), 1e-2).expect("a step");
+            resumed.step(batch(&tokens), 1e-2).expect("a step");
+        }
+        assert_eq!(whole.parameters(), resumed.parameters());
+        let error = resumed.set_moments(&[0.0], &[0.0], 0).expect_err("wrong lengths");
+        assert!(matches!(error, Error::Argument { what: "first moments", .. }));
+    }
+
+    #[test]
+    fn vectors_do_not_decay() {
+        let settings = AdamW { weight_decay: 0.5, ..ADAMW };
+        let (mut with, mut without) = (trainer(settings), trainer(AdamW { weight_decay: 0.0, ..settings }));
+        let tokens = tokens();
+        for trainer in [&mut with, &mut without] {
+            trainer.step(batch(&tokens), 1e-2).expect("a step");
+        }
+        for tensor in &with.model().layout.tensors {
+            let same = with.parameters()[tensor.range()] == without.parameters()[tensor.range()];
+            assert_eq!(same, tensor.kind == TensorKind::Vector, "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn clipping_scales_the_whole_gradient_down() {
+        // Without moments AdamW would hide the scale; the first moment after one step is (1 − β₁) times the gradient.
+        let tokens = tokens();
+        let mut clipped = trainer(AdamW { clip_norm: 0.01, ..ADAMW });
+        let norm = clipped.step(batch(&tokens), 1e-3).expect("a step").gradient_norm;
+        assert!(norm > 0.01);
+        let first = clipped.moments().0.iter().map(|m| f64::from(*m).powi(2)).sum::<f64>().sqrt();
+        // 0.01 · 0.1, to the rounding of the norm and the 1e-6 in the quotient.
+        assert!((first / 1e-3 - 1.0).abs() < 1e-4, "{first}");
+    }
+
+    #[test]
+    fn batches_that_do_not_fit_are_refused() {
+        let mut trainer = trainer(ADAMW);
+        let tokens = tokens();
+        let cases = [
+            ("batch.batch", Batch { batch: 0, ..batch(&tokens) }),
+            ("batch.context", Batch { context: 0, ..batch(&tokens) }),
+            ("batch.context", Batch { context: 13, ..batch(&tokens) }),
+            ("batch.tokens", Batch { context: 11, ..batch(&tokens) }),
+            ("batch.tokens", Batch { batch: 1, tokens: &[20; 13], context: 12 }),
+        ];
+        for (field, batch) in cases {
+            for error in [trainer.loss(batch).err(), trainer.step(batch, 1e-3).err()] {
+                let Some(Error::Argument { what, .. }) = error else { panic!("{field}: {error:?}") };
+                assert_eq!(what, field);
+            }
+        }
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        let model = trainer(ADAMW).model().clone();
+        for (field, adamw) in [
+            ("beta1", AdamW { beta1: 1.0, ..ADAMW }),
+            ("beta2", AdamW { beta2: f32::NAN, ..ADAMW }),
+            ("eps", AdamW { eps: 0.0, ..ADAMW }),
+            ("weight_decay", AdamW { weight_decay: -0.1, ..ADAMW }),
+            ("clip_norm", AdamW { clip_norm: 0.0, ..ADAMW }),
+        ] {
+            let Err(Error::Argument { what, .. }) = Trainer::new(model.clone(), adamw, 1) else { panic!("{field}") };
+            assert_eq!(what, field);
+        }
+        let mut short = model;
+        short.parameters.pop();
+        assert!(matches!(Trainer::new(short, ADAMW, 1), Err(Error::Argument { what: "model.parameters", .. })));
     }
 }

@@ -77,6 +77,7 @@ pub struct Machine {
     offered: BTreeSet<u64>,
     credit: f64,
     tokens_merged: u64,
+    breadth: u64,
     adopted: Option<u64>,
     stopped: Option<String>,
 }
@@ -104,6 +105,7 @@ impl Machine {
             offered: BTreeSet::new(),
             credit: 0.0,
             tokens_merged: ledger.tokens(),
+            breadth: 1,
             adopted: None,
             stopped: ledger.stopped.clone(),
         }
@@ -122,6 +124,7 @@ impl Machine {
         self.open = commit.round + 1..commit.round + 1 + window.clamp(1, self.rules.fragments as u64);
         self.offered = self.offered.split_off(&self.open.start);
         self.tokens_merged = commit.tokens;
+        self.breadth = commit.offers.iter().filter(|o| o.fate == Fate::Merged).count().max(1) as u64;
         let place = &mut self.places[p];
         place.current = commit.made.clone();
         // Any life's merge counts: a new life must not offer what its last one already brought in.
@@ -234,9 +237,12 @@ impl Machine {
         }
     }
 
-    /// Tokens merged by the run, as far as this island has read.
-    pub fn tokens_merged(&self) -> u64 {
-        self.tokens_merged
+    /// Where the run stands on its learning-rate schedule, in tokens: those merged, as far as this island has read, and those under way, taken
+    /// as this island's own since its adoptions for each of the islands that the last commit merged. Without the second part every island would
+    /// train a whole sync period behind its schedule, and at rate zero until the first commit.
+    pub fn schedule_tokens(&self) -> u64 {
+        let own: u64 = self.places.iter().map(|p| p.facts.tokens).sum::<u64>() / self.places.len() as u64;
+        self.tokens_merged + own * self.breadth
     }
 
     /// Newest round taken in.

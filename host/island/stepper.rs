@@ -213,7 +213,7 @@ impl Stepper {
         for block in std::mem::take(&mut *lock(&self.shared.blocks)) {
             self.inner.give_block(block);
         }
-        let learning_rate = self.schedule.at(self.shared.machine().tokens_merged());
+        let learning_rate = self.schedule.at(self.shared.machine().schedule_tokens());
         let started = clock::now();
         let stepped = self.inner.step(learning_rate)?;
         let ended = clock::now();

@@ -18,8 +18,6 @@ use tombolo_engine::Layout;
 
 /// Fragments that are fetched at once.
 const FETCHES_MAX: usize = 4;
-/// Entries that are read before what they say is acted on.
-const ENTRIES_MAX: usize = 256;
 
 /// What the tasks of an island share.
 pub(super) struct Crew {
@@ -63,7 +61,7 @@ impl Crew {
     pub async fn follow(self: Arc<Crew>, mut tail: Tail) {
         let mut failing = false;
         loop {
-            match tail.advance(&self.bucket, ENTRIES_MAX).await {
+            match tail.advance(&self.bucket, 1).await {
                 Ok(entries) => {
                     self.trouble(&mut failing, Ok(()));
                     for entry in &entries {
@@ -74,6 +72,7 @@ impl Crew {
                     }
                     if !entries.is_empty() {
                         self.news.notify_one();
+                        continue;
                     }
                 }
                 Err(error) => self.trouble(&mut failing, Err(&error)),

@@ -73,7 +73,17 @@ struct Syncer {
     acting: Arc<Mutex<Option<u64>>>,
     watched: Option<(String, u64, Instant)>,
     polls: u64,
+    /// What the next round extends, read while its offers come in.
+    ahead: Option<Ahead>,
     cleanup: JoinSet<()>,
+}
+
+/// A fragment as it stands before a round: its version, parameters, optimiser slots and memo.
+struct Ahead {
+    version: Version,
+    parameters: Vec<f32>,
+    state: Vec<Vec<f32>>,
+    memo: Vec<u8>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -104,6 +114,7 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         acting: Arc::default(),
         watched: None,
         polls: 0,
+        ahead: None,
         cleanup: JoinSet::new(),
         desk: desk.clone(),
     };
@@ -225,7 +236,12 @@ impl Syncer {
         for (name, (life, counter, training, step_ms)) in lock(&self.cards).iter() {
             self.machine.heartbeat(name, (*life, *counter), *training, *step_ms, now);
         }
-        self.collect(looks_around).await?;
+        let (ahead, known) =
+            (self.ahead.take(), self.ledger().versions[self.ledger().fragment_of(self.ledger().next_round)].clone());
+        let desk = self.desk.clone();
+        let (ahead, collected) = tokio::join!(read_ahead(&desk, known, ahead), self.collect(looks_around));
+        self.ahead = Some(ahead?);
+        collected?;
         let now = clock::now();
         match self.machine.decide(&self.tail.ledger, now) {
             Decision::Close(reason) => {
@@ -279,10 +295,13 @@ impl Syncer {
                 .because(violation));
         }
         let created = desk.bucket.append(&entry).await?;
-        self.read_on().await?;
-        // After get: the entry that was written counts, for us as for every other reader.
-        if created == Created::Mine && self.ledger().void.contains(&seq) {
-            return Err(Error::bug(format!("{}: wrote log entry {seq}, and reading it back it is void", desk.id)));
+        if created == Created::Mine {
+            // What was just written need not be read to be known.
+            let applied = self.tail.ledger.apply(seq, &entry);
+            assert!(applied.is_ok(), "an entry that was checked before its put is valid after it: {applied:?}");
+            self.machine.settle(&self.tail.ledger);
+        } else {
+            self.read_on().await?;
         }
         if self.ledger().next / crate::bucket::STATE_EVERY > seq / crate::bucket::STATE_EVERY {
             let (bucket, ledger) = (desk.bucket.clone(), self.ledger().clone());
@@ -347,15 +366,12 @@ impl Syncer {
     /// Merges the next round and commits it.
     async fn close(&mut self, reason: String, closed_at: Instant) -> Result<()> {
         let desk = self.desk.clone();
+        let ahead = self.ahead.take();
         let ledger = self.ledger();
         let round = ledger.next_round;
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
-        let (parameters, state) = tokio::join!(
-            desk.bucket.fragment(&desk.fragments, p, &base),
-            desk.bucket.fragment_state(&desk.fragments, p, &base)
-        );
-        let (state, memo) = state?;
+        let Ahead { parameters, state, memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
         let chosen = self.machine.chosen(round);
         let contributions =
             chosen.iter().map(|facts| (contribution(facts, ledger, round), facts.values.clone())).collect();
@@ -369,7 +385,7 @@ impl Syncer {
             },
             tensors: &desk.tensors[p],
             contributions,
-            parameters: parameters?,
+            parameters,
             state,
             memo,
         };
@@ -446,6 +462,22 @@ impl Syncer {
         }
         while self.cleanup.join_next().await.is_some() {}
     }
+}
+
+/// Reads what a round extends, unless `known` already is that.
+async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahead>) -> Result<Ahead> {
+    if let Some(known) = known
+        && known.version == version
+    {
+        return Ok(known);
+    }
+    let p = (version.round % desk.fragments.count() as u64) as usize;
+    let (parameters, state) = tokio::join!(
+        desk.bucket.fragment(&desk.fragments, p, &version),
+        desk.bucket.fragment_state(&desk.fragments, p, &version)
+    );
+    let (state, memo) = state?;
+    Ok(Ahead { version, parameters: parameters?, state, memo })
 }
 
 fn contribution(facts: &Facts, ledger: &Ledger, round: u64) -> Contribution {

@@ -24,3 +24,43 @@ dispatched! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::finite_difference::{draws, hold};
+
+    const VOCABULARY: usize = 37;
+
+    fn losses(logits: &[f32], targets: &[u32]) -> (Vec<f32>, Vec<f32>) {
+        let (mut losses, mut logits) = (vec![f32::NAN; targets.len()], logits.to_vec());
+        forward_backward(&mut losses, &mut logits, targets, VOCABULARY, 0.25);
+        (losses, logits)
+    }
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        let (logits, targets) = (draws(3 * VOCABULARY, 1), [0, 36, 17]);
+        let (_, gradient) = losses(&logits, &targets);
+        hold("logits", &logits, &gradient, |logits| {
+            losses(logits, &targets).0.iter().map(|loss| 0.25 * f64::from(*loss)).sum()
+        });
+    }
+
+    #[test]
+    fn equal_logits_cost_the_logarithm_of_the_vocabulary() {
+        for level in [0.0, 1e4, -1e4] {
+            let (losses, _) = losses(&[level; VOCABULARY], &[5]);
+            // Rounding of ln 37 = 3.6.
+            assert!((losses[0] - (VOCABULARY as f32).ln()).abs() < 1e-6, "{losses:?} at {level}");
+        }
+    }
+
+    #[test]
+    fn a_logit_that_is_not_a_number_is_not_hidden() {
+        let mut logits = [0.0; VOCABULARY];
+        logits[20] = f32::NAN;
+        let (losses, _) = losses(&logits, &[5]);
+        assert!(losses[0].is_nan());
+    }
+}

@@ -1,4 +1,4 @@
-//! Token embedding: x[r] = weight[token[r]].
+//! Token embedding: `x[r] = weight[token[r]]`.
 //!
 //! Backward adds the rows of one token in ascending position, whatever the number of threads: positions are sorted by
 //! token first ([`Occurrences`]), and threads take disjoint ranges of tokens.
@@ -26,7 +26,7 @@ pub(crate) fn backward(dweight: &mut [f32], dx: &[f32], occurrences: &Occurrence
 /// Where each token occurs, by counting sort.
 #[derive(Default)]
 pub(crate) struct Occurrences {
-    /// starts[t]..starts[t + 1] is token t's part of `rows`.
+    /// `starts[t]..starts[t + 1]` is token t's part of `rows`.
     starts: Vec<u32>,
     rows: Vec<u32>,
 }

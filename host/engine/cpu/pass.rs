@@ -1,26 +1,34 @@
 //! Forward and backward of a whole model over one batch.
 //!
-//! A layer is five stages, each a set of independent pieces that any thread may take; a stage starts when the one
+//! A layer is three stages, each a set of independent pieces that any thread may take; a stage starts when the one
 //! before has ended:
-//! 1. rows: norm, query/key/value, rotation; 2. sequences × key/value heads: attention; 3. rows: output, residual,
-//! norm, gate and up, SwiGLU, down, residual. Backward runs 3, 2, 1 and then 4. the gradients of the layer's matrices,
-//! cut by output channel, each summed over all rows in one product.
+//! 1. rows: norm, query/key/value, rotation;
+//! 2. sequences × key/value heads: attention;
+//! 3. rows: output, residual, norm, gate and up, SwiGLU, down, residual.
+//!
+//! Backward runs 3, 2, 1 and then, as a fourth, the gradients of the layer's matrices, cut by output channel, each
+//! summed over all rows in one product.
 //!
 //! Every piece writes one contiguous range of each of its outputs, and readers gather: so there is no shared mutable
-//! memory, and everything is safe code. Pieces depend on shapes only.
+//! memory, and everything is safe code. Pieces depend on shapes only. A single sequence with a single key/value head is
+//! one piece of attention: there, threads only share the rows.
+
+mod backward;
+mod forward;
+mod head;
+#[cfg(test)]
+mod tests;
+mod weight;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rayon::prelude::*;
-
-use super::matrix::Destination;
-use super::parts::{LayerParts, Parts};
-use super::rope::{Rotation, Turn};
-use super::{attention, cross_entropy, embedding, linear, rms_norm, simd, swiglu};
+use super::parts::Parts;
+use super::rope::Rotation;
+use super::{attention, embedding};
 use crate::{Batch, ModelConfig};
 
 /// Output channels of one piece of a weight's gradient.
-const CHANNELS_A_PIECE: usize = 64;
+pub(super) const CHANNELS_A_PIECE: usize = 128;
 /// The most logits that exist at a time, as long as one chunk of rows fits: 64 MiB.
 const LOGITS_MAX: usize = 16 << 20;
 /// Tokens of the vocabulary in one piece of the embedding's gradient.
@@ -28,7 +36,7 @@ const TOKENS_A_PIECE: usize = 64;
 
 /// Rows in one piece: large enough that a product amortises the packing of its weight, small enough that few rows
 /// still make eight pieces.
-fn rows_a_piece(rows: usize) -> usize {
+pub(super) fn rows_a_piece(rows: usize) -> usize {
     rows.div_ceil(8).next_multiple_of(16).clamp(32, 256)
 }
 
@@ -70,8 +78,11 @@ struct Scratch {
 /// The memory of a forward and backward pass; allocated for the largest batch seen and kept.
 pub(crate) struct Pass {
     config: ModelConfig,
+    logits_max: usize,
     rotation: Rotation,
+    /// (R)
     inputs: Vec<u32>,
+    /// (R)
     targets: Vec<u32>,
     occurrences: embedding::Occurrences,
     /// The residual stream before each layer and after the last: L + 1 times (R, C).
@@ -150,8 +161,8 @@ impl Shape {
     }
 
     /// Rows whose logits exist at a time: whole chunks.
-    fn logit_rows(&self) -> usize {
-        (LOGITS_MAX / self.vocabulary / self.chunk).max(1) * self.chunk
+    fn logit_rows(&self, logits_max: usize) -> usize {
+        (logits_max / self.vocabulary / self.chunk).max(1) * self.chunk
     }
 
     fn chunks(&self) -> usize {
@@ -160,9 +171,11 @@ impl Shape {
 }
 
 impl Pass {
+    /// A pass for models of this shape, to be run on a pool of at most `threads` threads.
     pub(crate) fn new(config: &ModelConfig, threads: usize) -> Pass {
         Pass {
             config: config.clone(),
+            logits_max: LOGITS_MAX,
             rotation: Rotation::default(),
             inputs: Vec::new(),
             targets: Vec::new(),
@@ -188,16 +201,16 @@ impl Pass {
     }
 
     /// The mean loss of a batch in nats per target.
-    pub(crate) fn loss(&mut self, parameters: &[f32], batch: &Batch) -> f32 {
+    pub(crate) fn loss(&mut self, parameters: &[f32], batch: &Batch) -> f64 {
         self.run(parameters, batch, None)
     }
 
     /// The mean loss of a batch and its gradient, which replaces what `gradients` holds.
-    pub(crate) fn gradient(&mut self, parameters: &[f32], batch: &Batch, gradients: &mut [f32]) -> f32 {
+    pub(crate) fn gradient(&mut self, parameters: &[f32], batch: &Batch, gradients: &mut [f32]) -> f64 {
         self.run(parameters, batch, Some(gradients))
     }
 
-    fn run(&mut self, parameters: &[f32], batch: &Batch, gradients: Option<&mut [f32]>) -> f32 {
+    fn run(&mut self, parameters: &[f32], batch: &Batch, gradients: Option<&mut [f32]>) -> f64 {
         let shape = Shape::of(&self.config, batch);
         self.fit(batch, shape, gradients.is_some());
         let config = self.config.clone();
@@ -212,7 +225,7 @@ impl Pass {
             }
         }
         let total: f64 = self.losses[..shape.rows].iter().map(|&loss| f64::from(loss)).sum();
-        (total / shape.rows as f64) as f32
+        total / shape.rows as f64
     }
 
     /// Makes every buffer as long as this batch needs; one that is longer keeps its memory.
@@ -247,7 +260,7 @@ impl Pass {
         fit(&mut self.norm, channels);
         fit(&mut self.scale, 1);
         fit(&mut self.losses, 1);
-        self.logits.resize(shape.logit_rows().min(rows) * vocabulary, 0.0);
+        self.logits.resize(shape.logit_rows(self.logits_max).min(rows) * vocabulary, 0.0);
         fit(&mut self.dstream, channels);
         self.dnorm1.resize(shape.chunks() * channels, 0.0);
         if backward {
@@ -266,258 +279,6 @@ impl Pass {
             scratch.channels.resize(shape.chunk * channels, 0.0);
         }
     }
-
-    /// From tokens to the residual stream after the last layer.
-    fn forward(&mut self, weights: &Parts<&[f32]>, shape: Shape) {
-        let Shape { chunk, channels, .. } = shape;
-        self.stream[0]
-            .par_chunks_mut(chunk * channels)
-            .zip(self.inputs.par_chunks(chunk))
-            .for_each(|(x, tokens)| embedding::forward(x, tokens, weights.embedding, channels));
-        for (layer, weights) in weights.layers.iter().enumerate() {
-            self.project(weights, layer, shape);
-            self.attend(layer, shape);
-            self.feed(weights, layer, shape);
-        }
-    }
-
-    /// Stage 1: norm, query/key/value, rotation.
-    fn project(&mut self, weights: &LayerParts<&[f32]>, layer: usize, shape: Shape) {
-        let Shape { chunk, channels, .. } = shape;
-        let (epsilon, rotation) = (self.config.norm_eps, &self.rotation);
-        let rotated = shape.head.heads + shape.head.kv_heads;
-        let kept = &mut self.layers[layer];
-        (
-            kept.norm1.par_chunks_mut(chunk * channels),
-            kept.scale1.par_chunks_mut(chunk),
-            kept.qkv.par_chunks_mut(chunk * shape.qkv),
-            self.stream[layer].par_chunks(chunk * channels),
-        )
-            .into_par_iter()
-            .enumerate()
-            .with_max_len(1)
-            .for_each(|(piece, (norm, scale, qkv, x))| {
-                rms_norm::forward(norm, scale, x, weights.norm1, epsilon);
-                linear::forward(qkv, norm, weights.qkv, channels, Destination::Overwrite);
-                rotation.apply(qkv, shape.qkv, rotated, piece * chunk, shape.context, Turn::Forward);
-            });
-    }
-
-    /// Stage 2: attention of each sequence and key/value head.
-    fn attend(&mut self, layer: usize, shape: Shape) {
-        let Shape { context, head, .. } = shape;
-        let group = head.group();
-        let Activations { qkv, log_sums, .. } = &mut self.layers[layer];
-        let (qkv, scratch) = (&*qkv, &self.scratch);
-        self.heads
-            .par_chunks_mut(context * group * head.head_dim)
-            .zip(log_sums.par_chunks_mut(group * context))
-            .enumerate()
-            .with_max_len(1)
-            .for_each(|(piece, (out, log_sums))| {
-                let head = attention::Head { index: piece % head.kv_heads, ..head };
-                let qkv = sequence(qkv, piece / head.kv_heads, context * shape.qkv);
-                attention::forward(out, log_sums, qkv, head, &mut own(scratch).attention);
-            });
-    }
-
-    /// Stage 3: output, residual, norm, gate and up, SwiGLU, down, residual.
-    fn feed(&mut self, weights: &LayerParts<&[f32]>, layer: usize, shape: Shape) {
-        let Shape { chunk, channels, inner, .. } = shape;
-        let epsilon = self.config.norm_eps;
-        let heads = &self.heads;
-        let kept = &mut self.layers[layer];
-        let (before, after) = self.stream.split_at_mut(layer + 1);
-        (
-            kept.attention.par_chunks_mut(chunk * shape.attention),
-            kept.middle.par_chunks_mut(chunk * channels),
-            kept.norm2.par_chunks_mut(chunk * channels),
-            kept.scale2.par_chunks_mut(chunk),
-            kept.gate_up.par_chunks_mut(chunk * 2 * inner),
-            kept.product.par_chunks_mut(chunk * inner),
-            before[layer].par_chunks(chunk * channels),
-            after[0].par_chunks_mut(chunk * channels),
-        )
-            .into_par_iter()
-            .enumerate()
-            .with_max_len(1)
-            .for_each(|(piece, (attention, middle, norm, scale, gate_up, product, x, y))| {
-                gather_heads(attention, heads, piece * chunk, shape);
-                middle.copy_from_slice(x);
-                linear::forward(middle, attention, weights.output, shape.attention, Destination::Add);
-                rms_norm::forward(norm, scale, middle, weights.norm2, epsilon);
-                linear::forward(gate_up, norm, weights.gate_up, channels, Destination::Overwrite);
-                swiglu::forward(product, gate_up, inner);
-                y.copy_from_slice(middle);
-                linear::forward(y, product, weights.down, inner, Destination::Add);
-            });
-    }
-
-    /// Last norm, logits, losses; with `gradients` also those of head, norm and the stream before them.
-    fn head(&mut self, weights: &Parts<&[f32]>, mut gradients: Option<&mut Parts<&mut [f32]>>, shape: Shape) {
-        let Shape { rows, chunk, channels, vocabulary, .. } = shape;
-        let epsilon = self.config.norm_eps;
-        let backward = gradients.is_some();
-        let (scratch, last) = (&self.scratch, &self.stream[self.stream.len() - 1]);
-        let at_a_time = shape.logit_rows();
-        for first in (0..rows).step_by(at_a_time) {
-            let count = at_a_time.min(rows - first);
-            let some = first..first + count;
-            let first_piece = first / chunk;
-            (
-                self.norm[some.start * channels..some.end * channels].par_chunks_mut(chunk * channels),
-                self.scale[some.clone()].par_chunks_mut(chunk),
-                self.logits[..count * vocabulary].par_chunks_mut(chunk * vocabulary),
-                self.losses[some.clone()].par_chunks_mut(chunk),
-                self.dstream[some.start * channels..some.end * channels].par_chunks_mut(chunk * channels),
-                self.dnorm1[first_piece * channels..].par_chunks_mut(channels),
-                last[some.start * channels..some.end * channels].par_chunks(chunk * channels),
-                self.targets[some.clone()].par_chunks(chunk),
-            )
-                .into_par_iter()
-                .with_max_len(1)
-                .for_each(|(norm, scale, logits, losses, dx, dweight, x, targets)| {
-                    rms_norm::forward(norm, scale, x, weights.norm, epsilon);
-                    linear::forward(logits, norm, weights.logits(), channels, Destination::Overwrite);
-                    cross_entropy::forward_backward(losses, logits, targets, vocabulary, 1.0 / rows as f32);
-                    if backward {
-                        let scratch = &mut *own(scratch);
-                        let dnorm = &mut scratch.channels[..norm.len()];
-                        linear::backward_input(dnorm, logits, weights.logits(), channels);
-                        dweight.fill(0.0);
-                        // Nothing flows past the last norm, so there is no residual to add.
-                        dx.fill(0.0);
-                        rms_norm::backward(dx, dweight, dnorm, x, scale, weights.norm);
-                    }
-                });
-            if let Some(gradients) = gradients.as_deref_mut() {
-                let destination = if first == 0 { Destination::Overwrite } else { Destination::Add };
-                let head = gradients.head.as_deref_mut().unwrap_or(gradients.embedding);
-                let mut pieces = Vec::new();
-                let norm = &self.norm[some.start * channels..some.end * channels];
-                cut(&mut pieces, head, &self.logits[..count * vocabulary], norm, channels, destination);
-                run(pieces);
-            }
-        }
-        if let Some(gradients) = gradients {
-            add_up(gradients.norm, &self.dnorm1);
-        }
-    }
-
-    /// From the gradient of the stream after the last layer to all others.
-    fn backward(&mut self, weights: &Parts<&[f32]>, gradients: Parts<&mut [f32]>, shape: Shape) {
-        let Shape { channels, .. } = shape;
-        let layers = weights.layers.iter().zip(gradients.layers).enumerate().rev();
-        for (layer, (weights, gradients)) in layers {
-            self.feed_backward(weights, layer, shape);
-            self.attend_backward(layer, shape);
-            self.project_backward(weights, layer, shape);
-            self.weights_backward(gradients, layer, shape);
-            std::mem::swap(&mut self.dstream, &mut self.dnext);
-        }
-        let tied = gradients.head.is_none();
-        let (dstream, occurrences) = (&self.dstream, &self.occurrences);
-        gradients.embedding.par_chunks_mut(TOKENS_A_PIECE * channels).enumerate().for_each(|(piece, dweight)| {
-            // A tied embedding already holds the gradient of the head.
-            if !tied {
-                dweight.fill(0.0);
-            }
-            embedding::backward(dweight, dstream, occurrences, piece * TOKENS_A_PIECE, channels);
-        });
-    }
-
-    /// Stage 3 backward: dstream → dgate_up, dmiddle, dattention.
-    fn feed_backward(&mut self, weights: &LayerParts<&[f32]>, layer: usize, shape: Shape) {
-        let Shape { chunk, channels, inner, .. } = shape;
-        let (kept, scratch) = (&self.layers[layer], &self.scratch);
-        (
-            self.dgate_up.par_chunks_mut(chunk * 2 * inner),
-            self.dmiddle.par_chunks_mut(chunk * channels),
-            self.dattention.par_chunks_mut(chunk * shape.attention),
-            self.dnorm2.par_chunks_mut(channels),
-            self.dstream.par_chunks(chunk * channels),
-            kept.gate_up.par_chunks(chunk * 2 * inner),
-            kept.middle.par_chunks(chunk * channels),
-            kept.scale2.par_chunks(chunk),
-        )
-            .into_par_iter()
-            .with_max_len(1)
-            .for_each(|(dgate_up, dmiddle, dattention, dweight, dy, gate_up, middle, scale)| {
-                let scratch = &mut *own(scratch);
-                let dproduct = &mut scratch.inner[..scale.len() * inner];
-                let dnorm = &mut scratch.channels[..dmiddle.len()];
-                linear::backward_input(dproduct, dy, weights.down, inner);
-                swiglu::backward(dgate_up, dproduct, gate_up, inner);
-                linear::backward_input(dnorm, dgate_up, weights.gate_up, channels);
-                dweight.fill(0.0);
-                dmiddle.copy_from_slice(dy);
-                rms_norm::backward(dmiddle, dweight, dnorm, middle, scale, weights.norm2);
-                linear::backward_input(dattention, dmiddle, weights.output, shape.attention);
-            });
-    }
-
-    /// Stage 2 backward: dattention → dheads.
-    fn attend_backward(&mut self, layer: usize, shape: Shape) {
-        let Shape { context, head, .. } = shape;
-        let group = head.group();
-        let (kept, scratch, dattention) = (&self.layers[layer], &self.scratch, &self.dattention);
-        self.dheads
-            .par_chunks_mut(context * (group + 2) * head.head_dim)
-            .zip(kept.log_sums.par_chunks(group * context))
-            .enumerate()
-            .with_max_len(1)
-            .for_each(|(piece, (dqkv, log_sums))| {
-                let head = attention::Head { index: piece % head.kv_heads, ..head };
-                let number = piece / head.kv_heads;
-                let qkv = sequence(&kept.qkv, number, context * shape.qkv);
-                let out = sequence(&kept.attention, number, context * shape.attention);
-                let dout = sequence(dattention, number, context * shape.attention);
-                attention::backward(dqkv, qkv, log_sums, out, dout, head, &mut own(scratch).attention);
-            });
-    }
-
-    /// Stage 1 backward: dheads, dmiddle → dqkv, dnext.
-    fn project_backward(&mut self, weights: &LayerParts<&[f32]>, layer: usize, shape: Shape) {
-        let Shape { chunk, channels, .. } = shape;
-        let (rotation, scratch, dheads) = (&self.rotation, &self.scratch, &self.dheads);
-        let rotated = shape.head.heads + shape.head.kv_heads;
-        (
-            self.dqkv.par_chunks_mut(chunk * shape.qkv),
-            self.dnext.par_chunks_mut(chunk * channels),
-            self.dnorm1.par_chunks_mut(channels),
-            self.dmiddle.par_chunks(chunk * channels),
-            self.stream[layer].par_chunks(chunk * channels),
-            self.layers[layer].scale1.par_chunks(chunk),
-        )
-            .into_par_iter()
-            .enumerate()
-            .with_max_len(1)
-            .for_each(|(piece, (dqkv, dx, dweight, dmiddle, x, scale))| {
-                let scratch = &mut *own(scratch);
-                let dnorm = &mut scratch.channels[..dx.len()];
-                gather_gradients(dqkv, dheads, piece * chunk, shape);
-                rotation.apply(dqkv, shape.qkv, rotated, piece * chunk, shape.context, Turn::Backward);
-                linear::backward_input(dnorm, dqkv, weights.qkv, channels);
-                dweight.fill(0.0);
-                dx.copy_from_slice(dmiddle);
-                rms_norm::backward(dx, dweight, dnorm, x, scale, weights.norm1);
-            });
-    }
-
-    /// Stage 4: the gradients of a layer's own parameters.
-    fn weights_backward(&mut self, gradients: LayerParts<&mut [f32]>, layer: usize, shape: Shape) {
-        let Shape { channels, inner, .. } = shape;
-        let kept = &self.layers[layer];
-        let mut pieces = Vec::new();
-        let mut add = |dweight, dy, x, inputs| cut(&mut pieces, dweight, dy, x, inputs, Destination::Overwrite);
-        add(gradients.gate_up, &self.dgate_up, &kept.norm2, channels);
-        add(gradients.down, &self.dstream, &kept.product, inner);
-        add(gradients.qkv, &self.dqkv, &kept.norm1, channels);
-        add(gradients.output, &self.dmiddle, &kept.attention, shape.attention);
-        run(pieces);
-        add_up(gradients.norm1, &self.dnorm1);
-        add_up(gradients.norm2, &self.dnorm2);
-    }
 }
 
 /// The thread's own scratch. A piece never starts another one, so the lock is always free.
@@ -529,81 +290,4 @@ fn own(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
 /// Sequence `number` of a buffer with `values` a sequence.
 fn sequence(buffer: &[f32], number: usize, values: usize) -> &[f32] {
     &buffer[number * values..(number + 1) * values]
-}
-
-/// One piece of a weight's gradient: a product over all rows.
-struct Piece<'a> {
-    /// (o, I): output channels first..first + o
-    dweight: &'a mut [f32],
-    /// (R, O)
-    dy: &'a [f32],
-    /// (R, I)
-    x: &'a [f32],
-    outputs: usize,
-    inputs: usize,
-    first: usize,
-    destination: Destination,
-}
-
-/// Cuts the gradient of a weight (O, I) by output channel.
-fn cut<'a>(
-    pieces: &mut Vec<Piece<'a>>,
-    dweight: &'a mut [f32],
-    dy: &'a [f32],
-    x: &'a [f32],
-    inputs: usize,
-    destination: Destination,
-) {
-    let outputs = dweight.len() / inputs;
-    for (number, dweight) in dweight.chunks_mut(CHANNELS_A_PIECE * inputs).enumerate() {
-        let first = number * CHANNELS_A_PIECE;
-        pieces.push(Piece { dweight, dy, x, outputs, inputs, first, destination });
-    }
-}
-
-fn run(pieces: Vec<Piece>) {
-    pieces.into_par_iter().with_max_len(1).for_each(|piece| {
-        let Piece { dweight, dy, x, outputs, inputs, first, destination } = piece;
-        linear::backward_weight(dweight, dy, x, outputs, inputs, first, destination);
-    });
-}
-
-/// dweight (C) = the sum of parts (chunks, C), in order.
-fn add_up(dweight: &mut [f32], parts: &[f32]) {
-    dweight.fill(0.0);
-    for part in parts.chunks_exact(dweight.len()) {
-        simd::add(dweight, part);
-    }
-}
-
-/// Rows first.. of attention (R, H·D) from heads (B, K, T, G·D).
-fn gather_heads(attention: &mut [f32], heads: &[f32], first: usize, shape: Shape) {
-    let Shape { context, head, .. } = shape;
-    let width = head.group() * head.head_dim;
-    for (row, attention) in attention.chunks_exact_mut(shape.attention).enumerate() {
-        let (number, position) = ((first + row) / context, (first + row) % context);
-        for (index, to) in attention.chunks_exact_mut(width).enumerate() {
-            let start = ((number * head.kv_heads + index) * context + position) * width;
-            to.copy_from_slice(&heads[start..start + width]);
-        }
-    }
-}
-
-/// Rows first.. of dqkv (R, (H + 2·K)·D) from dheads (B, K, T, (G + 2)·D).
-fn gather_gradients(dqkv: &mut [f32], dheads: &[f32], first: usize, shape: Shape) {
-    let Shape { context, head, .. } = shape;
-    let (group, d) = (head.group(), head.head_dim);
-    let width = (group + 2) * d;
-    for (row, dqkv) in dqkv.chunks_exact_mut(shape.qkv).enumerate() {
-        let (number, position) = ((first + row) / context, (first + row) % context);
-        for index in 0..head.kv_heads {
-            let head = attention::Head { index, ..head };
-            let start = ((number * head.kv_heads + index) * context + position) * width;
-            let (queries, rest) = dheads[start..start + width].split_at(group * d);
-            let (key, value) = rest.split_at(d);
-            dqkv[head.query(0)..][..group * d].copy_from_slice(queries);
-            dqkv[head.key()..][..d].copy_from_slice(key);
-            dqkv[head.value()..][..d].copy_from_slice(value);
-        }
-    }
 }

@@ -41,3 +41,41 @@ dispatched! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::finite_difference::{draws, hold, weighted};
+
+    const EPSILON: f32 = 0.1;
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        // 19 channels: one whole vector and a rest.
+        let (rows, channels) = (4, 19);
+        let (x, weight, dy) = (draws(rows * channels, 1), draws(channels, 2), draws(rows * channels, 3));
+        let outputs = |x: &[f32], weight: &[f32]| {
+            let (mut y, mut scale) = (vec![f32::NAN; x.len()], vec![f32::NAN; rows]);
+            forward(&mut y, &mut scale, x, weight, EPSILON);
+            (y, scale)
+        };
+        let (_, scale) = outputs(&x, &weight);
+        let residual = draws(x.len(), 4);
+        let (mut dx, mut dweight) = (residual.clone(), vec![0.0; channels]);
+        backward(&mut dx, &mut dweight, &mut dy.clone(), &x, &scale, &weight);
+        for (dx, residual) in dx.iter_mut().zip(residual) {
+            *dx -= residual;
+        }
+        hold("x", &x, &dx, |x| weighted(&outputs(x, &weight).0, &dy));
+        hold("weight", &weight, &dweight, |weight| weighted(&outputs(&x, weight).0, &dy));
+    }
+
+    #[test]
+    fn the_root_mean_square_becomes_the_weight() {
+        let (mut y, mut scale) = ([0.0; 4], [0.0; 2]);
+        forward(&mut y, &mut scale, &[3.0, -3.0, 0.0, 2.0], &[2.0, 1.0], 0.0);
+        // 0 and 2 have the root mean square √2; one rounding each for root, quotient and products.
+        let expected = [2.0, -1.0, 0.0, 2.0 / 2.0f32.sqrt()];
+        assert!(y.iter().zip(expected).all(|(y, expected)| (y - expected).abs() < 1e-6), "{y:?}");
+    }
+}

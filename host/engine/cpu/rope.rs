@@ -71,3 +71,45 @@ dispatched! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::finite_difference::{draws, hold, weighted};
+
+    #[test]
+    fn channels_i_and_i_plus_half_turn_by_the_same_angle() {
+        let rotation = Rotation::new(8, 4, 100.0);
+        // One row at position 3 with one head to turn and one more to leave alone.
+        let mut x = [1.0, 0.0, 0.0, 1.0, 5.0, 6.0, 7.0, 8.0];
+        rotation.apply(&mut x, 8, 1, 3, 8, Turn::Forward);
+        // Frequencies 1 and 100^(-1/2) = 0.1; f32 rounding only.
+        let expected = [3f32.cos(), -(0.3f32.sin()), 3f32.sin(), 0.3f32.cos(), 5.0, 6.0, 7.0, 8.0];
+        assert!(x.iter().zip(expected).all(|(x, expected)| (x - expected).abs() < 1e-6), "{x:?}");
+    }
+
+    #[test]
+    fn positions_start_again_with_each_sequence() {
+        let rotation = Rotation::new(4, 4, 100.0);
+        let turned = |first| {
+            let mut x = [1.0, 2.0, 3.0, 4.0];
+            rotation.apply(&mut x, 4, 1, first, 4, Turn::Forward);
+            x
+        };
+        assert_eq!(turned(1), turned(5));
+        assert_ne!(turned(1), turned(2));
+    }
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        let rotation = Rotation::new(5, 6, 10_000.0);
+        let (x, dy) = (draws(5 * 20, 1), draws(5 * 20, 2));
+        let mut dx = dy.clone();
+        rotation.apply(&mut dx, 20, 2, 0, 5, Turn::Backward);
+        hold("x", &x, &dx, |x| {
+            let mut y = x.to_vec();
+            rotation.apply(&mut y, 20, 2, 0, 5, Turn::Forward);
+            weighted(&y, &dy)
+        });
+    }
+}

@@ -2,7 +2,8 @@
 //!
 //! The binary is built for the oldest x86-64, so a hot loop is compiled three times, for AVX-512, AVX2 and the baseline,
 //! by [`dispatched!`]. Loops are written so that LLVM vectorises them; sums run in [`LANES`] fixed lanes and multiply-add
-//! is never contracted, so all three versions give the same bits.
+//! is never contracted, so all three versions give the same bits. (Matrix products, which are not made here, do differ
+//! between kinds of processor.)
 
 // The only unsafe step is to call a function compiled for features that were just detected.
 #![allow(unsafe_code)]
@@ -11,36 +12,37 @@
 /// one keeps short rows (64 values) efficient.
 pub(crate) const LANES: usize = 16;
 
-/// The vector extensions for which kernels are compiled.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The vector extensions for which kernels are compiled beside the baseline.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     /// AVX-512 F, VL, BW, DQ.
-    #[cfg(target_arch = "x86_64")]
     Wide,
     /// AVX2.
-    #[cfg(target_arch = "x86_64")]
     Middle,
-    /// Whatever every processor of the architecture has.
+    /// What every processor of the architecture has.
     Baseline,
 }
 
 /// The best level of this processor. Detection is cached by the standard library: a few loads.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn level() -> Level {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f")
-            && std::arch::is_x86_feature_detected!("avx512vl")
-            && std::arch::is_x86_feature_detected!("avx512bw")
-            && std::arch::is_x86_feature_detected!("avx512dq")
-        {
-            return Level::Wide;
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return Level::Middle;
-        }
+    #[cfg(test)]
+    if let Some(forced) = tests::FORCED.get() {
+        return forced;
     }
-    Level::Baseline
+    if std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+    {
+        Level::Wide
+    } else if std::arch::is_x86_feature_detected!("avx2") {
+        Level::Middle
+    } else {
+        Level::Baseline
+    }
 }
 
 /// Defines functions whose bodies are compiled for each [`Level`]; a call picks the best one. Everything that a body
@@ -142,6 +144,66 @@ dispatched! {
     pub(crate) fn add(to: &mut [f32], from: &[f32]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to += from;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(target_arch = "x86_64")]
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::cpu::finite_difference::draws;
+    #[cfg(target_arch = "x86_64")]
+    use crate::cpu::{cross_entropy, rms_norm, swiglu};
+
+    #[cfg(target_arch = "x86_64")]
+    thread_local! {
+        /// A level to use instead of the best one.
+        pub(super) static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
+    }
+
+    #[test]
+    fn sums_and_maxima_of_any_length_are_right() {
+        for length in 0..70 {
+            let a = draws(length, 5);
+            let exact: f64 = a.iter().map(|a| f64::from(*a).powi(2)).sum();
+            // At most 70 roundings of values below 100.
+            assert!((f64::from(sum_of_squares(&a)) - exact).abs() < 1e-4);
+            assert!((f64::from(sum(&a)) - a.iter().map(|a| f64::from(*a)).sum::<f64>()).abs() < 1e-4);
+            assert_eq!(maximum(&a), a.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_level_gives_the_same_bits() {
+        let (rows, width) = (3, 53);
+        let run = |level| {
+            FORCED.set(Some(level));
+            let (x, weight) = (draws(rows * width, 1), draws(width, 2));
+            let (mut y, mut scale, mut dweight) = (x.clone(), vec![0.0; rows], weight.clone());
+            rms_norm::forward(&mut y, &mut scale, &x, &weight, 1e-5);
+            let (mut dx, mut dy) = (x.clone(), y.clone());
+            rms_norm::backward(&mut dx, &mut dweight, &mut dy, &x, &scale, &weight);
+            let (mut losses, mut logits) = (vec![0.0; rows], x.clone());
+            cross_entropy::forward_backward(&mut losses, &mut logits, &[1, 2, 52], width, 1.0);
+            let (gate_up, mut product) = (draws(rows * 2 * width, 3), x.clone());
+            let mut dgate_up = gate_up.clone();
+            swiglu::forward(&mut product, &gate_up, width);
+            swiglu::backward(&mut dgate_up, &product, &gate_up, width);
+            FORCED.set(None);
+            [y, scale, dx, dweight, losses, logits, product, dgate_up]
+                .map(|v| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
+        let baseline = run(Level::Baseline);
+        // Levels that this processor lacks cannot be run.
+        if level() != Level::Baseline {
+            assert_eq!(baseline, run(Level::Middle));
+        }
+        if level() == Level::Wide {
+            assert_eq!(baseline, run(Level::Wide));
         }
     }
 }

@@ -78,6 +78,22 @@ fn loss_and_every_gradient_are_pytorchs() {
 }
 
 #[test]
+fn logits_are_pytorchs() {
+    for name in ["llama", "llama-tied"] {
+        let golden = Golden::read(name);
+        let model = Model::load(&folder(name)).expect("the golden model loads");
+        let logits = golden.floats("logits");
+        for (row, golden) in golden.tokens().chunks(CONTEXT + 1).zip(logits.chunks(CONTEXT * 256)) {
+            let found = model.logits(&row[..CONTEXT]).expect("logits");
+            let apart = distance(&found, golden);
+            println!("{name}: logits {apart:.2e}");
+            // Two layers of sums of 64 and 176 products: some tens of roundings of 6e-8 each.
+            assert!(apart < 3e-6, "{name}: logits are {apart:.2e} off");
+        }
+    }
+}
+
+#[test]
 fn ten_adamw_steps_are_pytorchs() {
     for name in ["llama", "llama-tied"] {
         let golden = Golden::read(name);

@@ -1,0 +1,128 @@
+//! Whole runs on virtual time: real islands and a real syncer, with real policies, over a store in memory whose every call takes a set time.
+//! Nothing sleeps for real; one seed gives one log. Benches and tests of the outer loop run here.
+
+mod quality;
+
+pub use quality::{Comparison, Quality, compare};
+
+use crate::bucket::record::RunRecord;
+use crate::bucket::{Bucket, Ledger, Tail};
+use crate::clock::{self, Duration};
+use crate::error::{Error, Result};
+use crate::event::Sink;
+use crate::island::{self, Drive, Inner, Site};
+use crate::outer::Fragments;
+use crate::policy::Policy;
+use crate::syncer::{self, Desk};
+use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use tombolo_engine::Layout;
+
+/// A store in memory whose every call takes `latency` of virtual time.
+pub fn slow_store(latency: Duration) -> Arc<dyn object_store::ObjectStore> {
+    let config = ThrottleConfig {
+        wait_delete_per_call: latency,
+        wait_get_per_call: latency,
+        wait_list_per_call: latency,
+        wait_list_with_delimiter_per_call: latency,
+        wait_put_per_call: latency,
+        ..ThrottleConfig::default()
+    };
+    Arc::new(ThrottledStore::new(InMemory::new(), config))
+}
+
+/// A run to be simulated, in a bucket that holds its record and its start entry.
+pub struct World {
+    /// The run's bucket.
+    pub bucket: Bucket,
+    /// Its record.
+    pub record: RunRecord,
+    /// Layout of the model.
+    pub layout: Layout,
+    /// Fragments of the model.
+    pub fragments: Arc<Fragments>,
+    /// Codec of offers.
+    pub codec: Policy,
+    /// Merge policy.
+    pub merge: Policy,
+    /// Virtual time of an inner step, per island.
+    pub steps: Vec<Duration>,
+}
+
+/// Runs `f` on a runtime whose clock is paused, with all nonces drawn from `seed`.
+///
+/// # Errors
+/// Those of `f`.
+pub fn on_virtual_time<T>(seed: u64, f: impl Future<Output = Result<T>>) -> Result<T> {
+    crate::nonce::seed_thread(seed);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .map_err(|e| Error::unavailable("no runtime for the simulation").because(e))?;
+    runtime.block_on(f)
+}
+
+impl World {
+    /// Runs all islands and one syncer until the run ends, and returns the ledger. `inner` makes island i's inner loop.
+    ///
+    /// # Errors
+    /// A role failed, or `limit` of virtual time has passed.
+    pub async fn run(&self, mut inner: impl FnMut(usize) -> Result<Box<dyn Inner>>, limit: Duration) -> Result<Ledger> {
+        let beat_every = self.steps.iter().min().copied().unwrap_or(Duration::from_millis(100)) * 2;
+        let mut roles: JoinSet<Result<()>> = JoinSet::new();
+        for (i, &step) in self.steps.iter().enumerate() {
+            let site = Site {
+                bucket: self.bucket.clone(),
+                record: self.record.clone(),
+                name: format!("island-{i}"),
+                layout: self.layout.clone(),
+                fragments: self.fragments.clone(),
+                codec: self.codec.clone(),
+                inner: inner(i)?,
+                sink: Sink::Null,
+                beat_every,
+            };
+            roles.spawn(async move {
+                let joined = island::join(site).await?;
+                island::run(joined, Drive::Virtual(step), std::future::pending()).await.map(|_| ())
+            });
+        }
+        let desk = Desk {
+            bucket: self.bucket.clone(),
+            record: self.record.clone(),
+            id: "syncer-0".into(),
+            fragments: self.fragments.clone(),
+            tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
+            codec: self.codec.clone(),
+            merge: self.merge.clone(),
+            threads: 1,
+            sink: Sink::Null,
+            beat_every,
+        };
+        roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
+        let ended = clock::timeout(limit, async {
+            while let Some(role) = roles.join_next().await {
+                role.map_err(|e| Error::bug("a role panicked").because(e))??;
+            }
+            Ok::<(), Error>(())
+        });
+        ended
+            .await
+            .map_err(|_| Error::unavailable(format!("the run did not end within {limit:?} of virtual time")))??;
+        self.ledger().await
+    }
+
+    /// What the log says.
+    ///
+    /// # Errors
+    /// The bucket does not answer.
+    pub async fn ledger(&self) -> Result<Ledger> {
+        let empty = Ledger::new(self.fragments.count(), self.record.spec.outer.staleness_max, &self.record.merge.hash);
+        let mut tail = Tail::new(empty);
+        tail.advance(&self.bucket, usize::MAX).await?;
+        Ok(tail.ledger)
+    }
+}
