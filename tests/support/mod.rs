@@ -6,6 +6,7 @@ pub mod flaky;
 pub mod program;
 pub mod server;
 pub mod store;
+pub mod tape;
 
 use std::env;
 use std::io::{self, Write};

@@ -13,10 +13,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use object_store::local::LocalFileSystem;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
 use tempfile::TempDir;
+use tombolo::bucket::Bucket;
 
 /// The longest that anything here may take: far above what it takes, for a machine that others keep busy.
 pub const DEADLINE: Duration = Duration::from_secs(180);
@@ -73,6 +75,11 @@ pub fn text(bytes: usize, seed: u64) -> String {
 pub const SMALL: &str = "[model]\nhidden_size = 32\nintermediate_size = 64\nlayers = 2\nheads = 2\nkv_heads = 2\ncontext = 64\n\
                          [train]\nbatch = 4\nlearning_rate = 3e-3\n\
                          [outer]\nfragments = 8\nsync_steps = 16\n";
+
+/// A model of 114,000 parameters that takes five to ten milliseconds a step: long enough for rounds to be paced by steps and not by requests.
+pub const MEDIUM: &str = "[model]\nhidden_size = 64\nintermediate_size = 128\nlayers = 2\nheads = 2\nkv_heads = 2\ncontext = 64\n\
+                          [train]\nbatch = 8\nlearning_rate = 3e-3\n\
+                          [outer]\nfragments = 8\nsync_steps = 16\n";
 
 /// A folder in which a user works: `text/`, `spec.toml`, and whatever the commands make.
 pub struct Workshop {
@@ -157,9 +164,15 @@ impl Workshop {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"))
     }
 
-    /// Entries in the log of a run in a bucket of the folder.
-    pub fn log_entries(&self, bucket: &str, run: &str) -> usize {
-        fs::read_dir(self.path(bucket).join(run).join("log")).map_or(0, Iterator::count)
+    /// Entries in the log of run `small` in the local directory `bucket` of the folder.
+    pub fn log_entries(&self) -> usize {
+        fs::read_dir(self.path("bucket/small/log")).map_or(0, Iterator::count)
+    }
+
+    /// Run `small` in the local directory `bucket` of the folder.
+    pub fn bucket(&self) -> Bucket {
+        let store = LocalFileSystem::new_with_prefix(self.path("bucket")).expect("the bucket is there");
+        Bucket::new(Arc::new(store), "small")
     }
 }
 
