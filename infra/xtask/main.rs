@@ -1,7 +1,8 @@
-//! Chores of the repository: `cargo xtask plugins` builds the bundled policies.
+//! Chores of the repository: `cargo xtask plugins` builds the bundled policies, `cargo xtask check` checks everything short of the tests.
 //!
 //! Exit codes: 0 done, 1 failed or found a difference, 2 called wrongly, 3 no way to build for WebAssembly here.
 
+mod check;
 mod plugins;
 mod toolchain;
 
@@ -30,6 +31,7 @@ impl From<std::io::Error> for Failure {
 const USAGE: &str = "\
 usage: cargo xtask CHORE
 
+  check               tidy, formatting, lints and documentation, with warnings as errors
   plugins             build the bundled policies into plugins/bundled/ and write its manifest
   plugins --check     rebuild them elsewhere and say whether sources and bytes agree with the manifest
   plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
+        ["check"] => check::check(),
         ["plugins"] => plugins::bundle(),
         ["plugins", "--check"] => plugins::check(),
         ["plugins", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Allowed),
