@@ -2,7 +2,11 @@
 
 #![allow(dead_code, reason = "every test binary includes all of this and uses a part of it")]
 
+pub mod flaky;
+pub mod program;
 pub mod server;
+pub mod store;
+pub mod tape;
 
 use std::env;
 use std::io::{self, Write};

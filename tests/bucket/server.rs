@@ -1,37 +1,23 @@
-//! What the bucket protocol rests on, tried on real S3 servers: of many who create one key at once,
-//! exactly one wins.
-
-mod support;
+//! What the bucket protocol rests on, tried on the stores themselves: of many who create one key at once, exactly one wins, and a lone
+//! writer is answered quickly.
 
 use std::fs;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
-use support::server::{Server, servers, start_all};
 use tokio::sync::Barrier;
+
+use crate::support;
+use crate::support::server::{servers, start_all};
+use crate::support::store::on_server;
 
 /// Racers for a key, and keys raced for. SeaweedFS makes the losers of a key wait for seconds, so
 /// the keys are few.
 const RACERS: usize = 16;
 const KEYS: usize = 4;
-
-fn store(server: &Server, bucket: &str) -> AmazonS3 {
-    // The one crypto provider of this program; a second call finds it there already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    AmazonS3Builder::new()
-        .with_endpoint(&server.endpoint)
-        .with_allow_http(true)
-        .with_region("us-east-1")
-        .with_bucket_name(bucket)
-        .with_access_key_id(&server.access_key)
-        .with_secret_access_key(&server.secret_key)
-        .build()
-        .expect("a store")
-}
 
 fn milliseconds(sorted: &[Duration], percent: usize) -> f64 {
     sorted[(sorted.len() - 1) * percent / 100].as_secs_f64() * 1000.0
@@ -41,7 +27,7 @@ fn milliseconds(sorted: &[Duration], percent: usize) -> f64 {
 ///
 /// # Panics
 /// If there is not exactly one winner, or if what is there is not what it wrote.
-async fn race(name: &str, store: Arc<AmazonS3>, path: Path) -> (Duration, Vec<Duration>) {
+async fn race(name: &str, store: Arc<dyn ObjectStore>, path: Path) -> (Duration, Vec<Duration>) {
     let start = Arc::new(Barrier::new(RACERS));
     let racer = |racer: usize| {
         let (store, start, path) = (store.clone(), start.clone(), path.clone());
@@ -72,7 +58,7 @@ async fn race(name: &str, store: Arc<AmazonS3>, path: Path) -> (Duration, Vec<Du
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_sixteen_who_create_one_key_exactly_one_wins() {
     for server in servers() {
-        let store = Arc::new(store(server, &server.bucket()));
+        let store = on_server(server, &server.bucket());
         let path = |key: usize| Path::from(format!("run/log/{key:020}.json"));
         let races: Vec<_> = (0..KEYS).map(|key| tokio::spawn(race(server.name, store.clone(), path(key)))).collect();
         let (mut won, mut lost) = (Vec::new(), Vec::new());
@@ -97,7 +83,7 @@ async fn of_sixteen_who_create_one_key_exactly_one_wins() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lone_writer_is_answered_quickly() {
     for server in servers() {
-        let store = store(server, &server.bucket());
+        let store = on_server(server, &server.bucket());
         let mut times = Vec::new();
         for key in 0..50 {
             let path = Path::from(format!("run/log/{key:020}.json"));

@@ -1,0 +1,224 @@
+//! The log: a total order that every reader sees alike, in which an entry that breaks a rule is void, and the states that spare a joiner most
+//! of it.
+
+use object_store::ObjectStoreExt;
+use tombolo::bucket::record::{Body, Commit, Entry, FORMAT, Fate, OfferRecord, OuterFacts, Pace, Version};
+use tombolo::bucket::{Bucket, Created, Ledger, OfferId, Tail};
+use tombolo::nonce::nonce;
+
+use crate::support::store::everywhere;
+use crate::{FRAGMENTS, bucket, race};
+
+/// Writers of one log at once, and entries that each gets in. SeaweedFS makes the losers of an index wait for seconds, so they are few.
+const WRITERS: usize = 3;
+const ENTRIES_EACH: usize = 3;
+
+fn empty() -> Ledger {
+    Ledger::new(FRAGMENTS, 4, "merge")
+}
+
+fn entry(seq: u64, writer: &str, body: Body) -> Entry {
+    Entry { format: FORMAT, seq, nonce: nonce(), writer: writer.into(), term: 0, body }
+}
+
+fn version(round: u64) -> Version {
+    Version { round, hash: format!("hash of {round}"), state: None }
+}
+
+fn start() -> Body {
+    Body::Start { versions: (0..FRAGMENTS as u64).map(version).collect(), window: 1 }
+}
+
+/// The commit that extends `ledger` with one offer of each of `islands`, 100 tokens each.
+fn commit(ledger: &Ledger, islands: &[&str]) -> Body {
+    let round = ledger.next_round;
+    let p = ledger.fragment_of(round);
+    let offer = |island: &&str| OfferRecord {
+        id: OfferId { round, island: island.to_string(), incarnation: 1 },
+        hash: String::new(),
+        base: ledger.versions[p].round,
+        tokens: 100,
+        steps: 4,
+        norm: 1.0,
+        weight: 100.0,
+        fate: Fate::Merged,
+    };
+    let tokens = 100 * islands.len() as u64;
+    Body::Commit(Box::new(Commit {
+        round,
+        base: ledger.versions[p].clone(),
+        made: version(round),
+        offers: islands.iter().map(offer).collect(),
+        merge: "merge".into(),
+        fragment_tokens: ledger.fragment_tokens[p] + tokens,
+        tokens: (ledger.fragment_tokens.iter().sum::<u64>() + tokens) / ledger.fragments,
+        pace: Pace { window: 1, sync_steps: 24.0, step_ms: 1.0, quorum_ms: 1.0, sync_ms: 1.0, spacing_ms: 1.0 },
+        outer: OuterFacts::default(),
+        reason: "all in".into(),
+    }))
+}
+
+async fn whole_log(bucket: &Bucket) -> Tail {
+    let mut tail = Tail::new(empty());
+    tail.advance(bucket, usize::MAX).await.expect("the log is readable");
+    tail
+}
+
+/// Appends `body` at the end of the log that `tail` has read, and reads it back.
+async fn append(bucket: &Bucket, tail: &mut Tail, body: Body) {
+    let entry = entry(tail.ledger.next, "writer", body);
+    assert_eq!(bucket.append(&entry).await.expect("an answer"), Created::Mine);
+    let read = tail.advance(bucket, usize::MAX).await.expect("the log is readable");
+    assert_eq!(read, [Ok(entry)]);
+}
+
+#[test]
+fn whoever_appends_at_a_taken_index_reads_what_is_there_and_every_reader_sees_one_order() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        race(WRITERS, |i| {
+            let (bucket, mut tail) = (bucket.clone(), tail.clone());
+            async move {
+                for _ in 0..ENTRIES_EACH {
+                    loop {
+                        let term = Body::Term { number: tail.ledger.term + 1 };
+                        let entry = entry(tail.ledger.next, &format!("writer-{i}"), term);
+                        let created = bucket.append(&entry).await.expect("an answer");
+                        let read = tail.advance(&bucket, usize::MAX).await.expect("the log is readable");
+                        assert!(read.iter().all(Result::is_ok), "each entry extends the log: {read:?}");
+                        assert!(!read.is_empty(), "the index is taken, by us or by another");
+                        if created == Created::Mine {
+                            assert_eq!(read[0], Ok(entry), "what was appended is what is read");
+                            break;
+                        }
+                    }
+                }
+            }
+        })
+        .await;
+        let (mut one, mut other) = (Tail::new(empty()), Tail::new(empty()));
+        let entries = one.advance(&bucket, usize::MAX).await.expect("the log is readable");
+        assert_eq!(entries.len(), 1 + WRITERS * ENTRIES_EACH);
+        for writer in 0..WRITERS {
+            let name = format!("writer-{writer}");
+            let count = entries.iter().flatten().filter(|entry| entry.writer == name).count();
+            assert_eq!(count, ENTRIES_EACH, "no entry of {name} is lost or doubled");
+        }
+        // A reader that goes two entries at a time comes to the same.
+        while !other.advance(&bucket, 2).await.expect("the log is readable").is_empty() {}
+        assert_eq!(one.ledger, other.ledger);
+        assert_eq!(one.ledger.term, (WRITERS * ENTRIES_EACH) as u64);
+        assert!(one.ledger.void.is_empty());
+    });
+}
+
+#[test]
+fn an_entry_that_breaks_a_rule_is_void_for_every_reader_and_the_log_goes_on_after_it() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        let body = commit(&tail.ledger, &["a"]);
+        append(&bucket, &mut tail, body).await;
+        let before = tail.ledger.clone();
+
+        // A second commit of the same round, as by a syncer that did not read on.
+        let mut stale = Tail::new(empty());
+        stale.advance(&bucket, 1).await.expect("the log is readable");
+        let doubled = entry(2, "stale", commit(&stale.ledger, &["b"]));
+        assert_eq!(bucket.append(&doubled).await.expect("an answer"), Created::Mine);
+        // Bytes that are no entry, an entry at another's place, a term that skips one.
+        place.store.put(&bucket.keys().log(3), "{\"kind\":\"commit\"".into()).await.expect("written");
+        let misplaced = entry(9, "lost", Body::Term { number: 1 });
+        let body = serde_json::to_vec(&misplaced).expect("it serialises");
+        place.store.put(&bucket.keys().log(4), body.into()).await.expect("written");
+        let skips = entry(5, "eager", Body::Term { number: 7 });
+        assert_eq!(bucket.append(&skips).await.expect("an answer"), Created::Mine);
+
+        let read = tail.advance(&bucket, usize::MAX).await.expect("the log is readable");
+        let rules: Vec<(u64, &str)> =
+            read.iter().map(|r| r.as_ref().expect_err("void")).map(|v| (v.seq, v.rule)).collect();
+        assert_eq!(
+            rules,
+            [
+                (2, "rounds are committed in order"),
+                (3, "an entry is JSON of its form"),
+                (4, "an entry names its index"),
+                (5, "terms count up by one"),
+            ]
+        );
+        let unchanged = Ledger { next: 6, void: vec![2, 3, 4, 5], ..before };
+        assert_eq!(tail.ledger, unchanged, "void entries change nothing but the index");
+        let body = commit(&tail.ledger, &["b"]);
+        append(&bucket, &mut tail, body).await;
+        assert_eq!(tail.ledger.rounds_committed(), 2);
+        assert_eq!(whole_log(&bucket).await.ledger, tail.ledger);
+    });
+}
+
+#[test]
+fn a_commit_that_counts_tokens_twice_or_merges_an_offer_again_is_void() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        let body = commit(&tail.ledger, &["a", "b"]);
+        append(&bucket, &mut tail, body).await;
+        let tampered = |change: &dyn Fn(&mut Commit)| {
+            let Body::Commit(mut body) = commit(&tail.ledger, &["a"]) else { unreachable!("a commit was asked for") };
+            change(&mut body);
+            Body::Commit(body)
+        };
+        let cases: [(Body, &str); 5] = [
+            (tampered(&|c| c.offers[0].id.round -= 1), "an offer has one fate"),
+            (tampered(&|c| c.offers.push(c.offers[0].clone())), "an offer has one fate"),
+            (tampered(&|c| c.fragment_tokens += 1), "the fragment's tokens add up"),
+            (tampered(&|c| c.offers.clear()), "a commit merges at least one offer"),
+            (tampered(&|c| c.base.hash.push('x')), "a commit extends the current version of its fragment"),
+        ];
+        for (body, rule) in cases {
+            let seq = tail.ledger.next;
+            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
+            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
+            assert_eq!(read.len(), 1);
+            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
+            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
+        }
+    });
+}
+
+#[test]
+fn a_joiner_that_starts_from_a_state_comes_to_the_same_ledger_as_one_that_reads_everything() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        assert_eq!(Tail::join(&bucket, empty()).await.expect("an answer").ledger, empty(), "nothing is there yet");
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        for n in 1..20u64 {
+            let body = match n {
+                7 => Body::Term { number: 1 },
+                n if n % 2 == 0 => commit(&tail.ledger, &["a", "b"]),
+                _ => commit(&tail.ledger, &["b"]),
+            };
+            append(&bucket, &mut tail, body).await;
+            if n == 5 || n == 12 {
+                bucket.put_state(&tail.ledger).await.expect("written");
+            }
+        }
+        let mut joined = Tail::join(&bucket, empty()).await.expect("an answer");
+        assert_eq!(joined.ledger.next, 13, "the newest state is taken");
+        joined.advance(&bucket, usize::MAX).await.expect("the log is readable");
+        assert_eq!(joined.ledger, whole_log(&bucket).await.ledger);
+
+        // Newer states that are damaged, say another index, or belong to another run are passed over.
+        place.store.put(&bucket.keys().state(14), "{}".into()).await.expect("written");
+        let elsewhere = serde_json::to_vec(&tail.ledger).expect("it serialises");
+        place.store.put(&bucket.keys().state(15), elsewhere.into()).await.expect("written");
+        let foreign = Ledger { next: 16, ..Ledger::new(FRAGMENTS, 4, "another policy") };
+        bucket.put_state(&foreign).await.expect("written");
+        assert_eq!(bucket.states().await.expect("listed"), [6, 13, 14, 15, 16]);
+        assert_eq!(Tail::join(&bucket, empty()).await.expect("an answer").ledger.next, 13);
+    });
+}
