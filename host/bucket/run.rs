@@ -51,7 +51,15 @@ impl Bucket {
                 "{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}",
                 found.meta.size
             ))),
-            Ok(found) => found.bytes().await.map(Some).map_err(unavailable),
+            Ok(found) => {
+                let announced = found.meta.size;
+                let bytes = found.bytes().await.map_err(unavailable)?;
+                // A body that was cut off on its way must not be taken for what the bucket holds.
+                if bytes.len() as u64 != announced {
+                    return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", bytes.len())));
+                }
+                Ok(Some(bytes))
+            }
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(unavailable(error)),
         }

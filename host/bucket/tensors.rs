@@ -3,9 +3,10 @@
 
 use super::key::OfferId;
 use super::payload::{self, Chunk, Object, content_hash, cut, join};
-use super::record::{FORMAT, Version};
+use super::record::{Body, Entry, FORMAT, Version};
 use super::run::Bucket;
 use crate::error::{Error, Result};
+use crate::nonce::nonce;
 use crate::outer::Fragments;
 use crate::policy::CHUNK_ELEMENTS;
 use object_store::path::Path;
@@ -174,6 +175,23 @@ impl Bucket {
         let key = self.keys.fragment(p, round, &hash);
         payload::write(&*self.store, &key, &header, false, cut("parameters", &lengths, values, CHUNK_ELEMENTS)).await?;
         Ok(hash)
+    }
+
+    /// Writes the initial version of every fragment and then the log's first entry, which names them. Somebody else's first entry is as good: it
+    /// names its own objects. `parameters` are in the arena's order.
+    ///
+    /// # Errors
+    /// Unavailable; doing it again completes it.
+    pub async fn start(&self, fragments: &Fragments, parameters: &[f32], window: u64, writer: &str) -> Result<()> {
+        let mut versions = Vec::new();
+        for p in 0..fragments.count() {
+            let round = p as u64;
+            let hash = self.put_fragment(fragments, p, round, &fragments.gather(p, parameters)).await?;
+            versions.push(Version { round, hash, state: None });
+        }
+        let body = Body::Start { versions, window };
+        let entry = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: writer.to_string(), term: 0, body };
+        self.append(&entry).await.map(|_| ())
     }
 
     /// Reads the version of fragment `p` that the log names. Shape: (elements of p).

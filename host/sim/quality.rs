@@ -3,7 +3,7 @@
 
 use super::{World, on_virtual_time, slow_store};
 use crate::bucket::Bucket;
-use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, RunRecord, Version};
+use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, Cursor};
 use crate::error::{Error, Result};
@@ -13,6 +13,7 @@ use crate::outer::Fragments;
 use crate::policy::Runtime;
 use crate::score::Evaluator;
 use crate::spec::Spec;
+use crate::syncer::Rules;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tombolo_engine::{Batch, Layout, Model, Trainer};
@@ -99,16 +100,8 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     };
     let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);
     let (ledger, committed, steps, taken) = on_virtual_time(spec.seed, async {
-        let mut versions = Vec::new();
-        for p in 0..fragments.count() {
-            let values = fragments.gather(p, &initial.parameters);
-            let hash = world.bucket.put_fragment(&fragments, p, p as u64, &values).await?;
-            versions.push(Version { round: p as u64, hash, state: None });
-        }
-        let window = (spec.outer.overlap_steps * fragments.count()).div_ceil(spec.outer.sync_steps).max(1) as u64;
-        let body = Body::Start { versions, window };
-        let start = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "sim".into(), term: 0, body };
-        world.bucket.append(&start).await?;
+        let window = Rules::of(&spec.outer, fragments.count()).window();
+        world.bucket.start(&fragments, &initial.parameters, window, "sim").await?;
         let make = |_: usize| -> Result<Box<dyn Inner>> {
             Ok(Box::new(TextInner::new(trainer()?, blocks.clone(), spec.train.batch)))
         };

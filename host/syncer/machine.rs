@@ -13,6 +13,7 @@ use super::offer::{Facts, Verdict};
 use crate::bucket::record::{Fate, OfferRecord, Pace};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
+use crate::spec::OuterSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rounds in a row without an offer after which an island is no longer waited for.
@@ -40,6 +41,17 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// The rules of a run with this many fragments.
+    pub fn of(outer: &OuterSpec, fragments: usize) -> Rules {
+        Rules {
+            fragments: fragments as u64,
+            sync_steps: outer.sync_steps as u64,
+            overlap_steps: outer.overlap_steps as u64,
+            quorum: outer.quorum,
+            grace_ratio: f64::from(outer.grace_ratio),
+        }
+    }
+
     /// Rounds that are open at once: those that start within τ inner steps, at least one, at most one for each fragment.
     pub fn window(&self) -> u64 {
         (self.overlap_steps * self.fragments).div_ceil(self.sync_steps).clamp(1, self.fragments)
@@ -302,6 +314,12 @@ impl Machine {
             if !ledger.is_decided(id.round, &id.island, id.incarnation) {
                 self.pending.push(facts.record(0.0, Fate::Late));
             }
+        }
+        let outranked = |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
+        let superseded: Vec<OfferId> = self.good.keys().filter(|id| outranked(id)).cloned().collect();
+        for id in superseded {
+            let (facts, _) = self.good.remove(&id).expect("just listed");
+            self.pending.push(facts.record(0.0, Fate::Superseded));
         }
         let oldest = ledger.next_round.saturating_sub(crate::bucket::MEMORY_ROUNDS);
         self.pending.retain(|r| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));

@@ -45,6 +45,9 @@ impl Facts {
     }
 }
 
+/// Why an offer of a closed round was not merged although nothing was wrong with it.
+pub(super) const NO_WEIGHT: &str = "the merge policy gave it no weight";
+
 /// What the firewall says.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
@@ -92,6 +95,9 @@ fn header_fate(
     if id.round < ledger.next_round {
         return Some(Fate::Late);
     }
+    if ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest) {
+        return Some(Fate::Superseded);
+    }
     match ledger.staleness(id.round, header.base) {
         None => refused("its base is no version of its fragment"),
         Some(staleness) if staleness > ledger.staleness_max => Some(Fate::Late),
@@ -138,7 +144,7 @@ pub fn check(
 }
 
 /// Decodes the chunks of a whole fragment, none missing, none doubled.
-fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Result<Vec<f32>, &'static str> {
+pub(super) fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Result<Vec<f32>, &'static str> {
     let mut codec = Codec::open(codec.0, codec.1, tensors).map_err(|_| "its codec does not open")?;
     let mut values = Vec::new();
     let mut left = chunks.iter();
