@@ -112,6 +112,12 @@ impl std::error::Error for Error {
 
 impl From<tombolo_engine::Error> for Error {
     fn from(error: tombolo_engine::Error) -> Error {
-        Error::invalid(error.to_string())
+        // Numbers that left the finite range belong to this process's state: starting again from the last good checkpoint mends them.
+        let kind = match error {
+            tombolo_engine::Error::NonFinite { .. } | tombolo_engine::Error::Damaged { .. } => Kind::Corrupt,
+            tombolo_engine::Error::Threads { .. } => Kind::Unavailable,
+            _ => Kind::Invalid,
+        };
+        Error::of(kind, error.to_string())
     }
 }

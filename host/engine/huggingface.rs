@@ -75,7 +75,7 @@ fn config_json(config: &ModelConfig) -> Value {
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
-        "initializer_range": config.initializer_range,
+        "initializer_range": decimal(config.initializer_range),
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.context,
         "mlp_bias": false,
@@ -83,13 +83,18 @@ fn config_json(config: &ModelConfig) -> Value {
         "num_attention_heads": config.heads,
         "num_hidden_layers": config.layers,
         "num_key_value_heads": config.kv_heads,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": { "rope_theta": config.rope_theta, "rope_type": "default" },
-        "rope_theta": config.rope_theta,
+        "rms_norm_eps": decimal(config.norm_eps),
+        "rope_parameters": { "rope_theta": decimal(config.rope_theta), "rope_type": "default" },
+        "rope_theta": decimal(config.rope_theta),
         "tie_word_embeddings": config.tied,
         "use_cache": true,
         "vocab_size": config.vocab_size,
     })
+}
+
+/// An f32 as the shortest decimal that means it: 1e-5 and not 9.999999747378752e-6, which is its value in f64.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn read_config(path: &Path) -> Result<ModelConfig> {

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hash(pub [u8; 32]);
 
-/// A text that is no [`Hash`].
+/// A text that is no [`struct@Hash`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a policy's hash is 64 lower-case hexadecimal digits, found {found:?}")]
 pub struct HashError {

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
-use wasmtime::component::ResourceAny;
+use wasmtime::component::{Func, ResourceAny};
 
 use super::bindings::merge::{MergePolicy, exports::tombolo::policy::merge as wit};
 use super::bindings::types;
 use super::instance::{Instance, nonsense};
 use super::tensor::first_not_finite;
-use super::{At, Error, Policy, Result, Tensor, chunks};
+use super::{At, Error, Policy, Result, Role, Tensor, chunks};
 
 /// Observing passes of a plan.
 const PASSES_MAX: u32 = 4;
@@ -70,6 +70,24 @@ pub trait MergeSource: Sync {
 
     /// Writes the chunk at `at` of the fragment's parameters before the round into `out`.
     fn parameters(&self, at: At, out: &mut [f32]) -> std::result::Result<(), String>;
+
+    /// The chunk of `elements` values that [`values`](MergeSource::values) would write, where it lies in memory: saves a copy.
+    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
+        let _ = (contribution, at, elements);
+        None
+    }
+
+    /// The same for [`state`](MergeSource::state).
+    fn state_in_place(&self, slot: usize, at: At, elements: usize) -> Option<&[f32]> {
+        let _ = (slot, at, elements);
+        None
+    }
+
+    /// The same for [`parameters`](MergeSource::parameters).
+    fn parameters_in_place(&self, at: At, elements: usize) -> Option<&[f32]> {
+        let _ = (at, elements);
+        None
+    }
 
     /// Takes the chunk at `at` after the round: parameters and one list per planned slot of state.
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String>;
@@ -147,19 +165,46 @@ struct Opening<'a> {
     memo: &'a [u8],
 }
 
-/// One instance, with room for one chunk of everything.
+/// One instance.
 struct Worker {
     instance: Instance<MergePolicy>,
     session: ResourceAny,
+    observe: Func,
+    step: Func,
+}
+
+/// Room for one chunk of everything that is not in memory elsewhere.
+#[derive(Default)]
+struct Room {
     values: Vec<Vec<f32>>,
     state: Vec<Vec<f32>>,
     parameters: Vec<f32>,
 }
 
+/// What `step` and `observe` take. The generated bindings would have lists of `Vec`s, which slices would have to be copied into.
+type StepArguments<'a> = (ResourceAny, types::At, &'a [&'a [f32]], &'a [&'a [f32]], &'a [f32]);
+type StepAnswer = (std::result::Result<wit::Stepped, String>,);
+type ObserveArguments<'a> = (ResourceAny, u32, types::At, &'a [&'a [f32]]);
+type ObserveAnswer = (std::result::Result<Vec<u8>, String>,);
+
 impl Worker {
     fn open(policy: &Policy, opening: &Opening<'_>) -> Result<(Worker, wit::Plan)> {
         let pre = policy.merge()?;
-        let mut instance = Instance::new(policy, |store| pre.instantiate(store))?;
+        let mut functions = None;
+        let mut instance = Instance::new(policy, |store| {
+            let instance = pre.instance_pre().instantiate(&mut *store)?;
+            let interface = instance.get_export_index(&mut *store, None, Role::Merge.interface());
+            let mut function = |name: &str| {
+                let index = instance.get_export_index(&mut *store, interface.as_ref(), name);
+                index.and_then(|index| instance.get_func(&mut *store, index))
+            };
+            functions = function("[method]session.observe").zip(function("[method]session.step"));
+            MergePolicy::new(store, &instance)
+        })?;
+        // The bindings have found them too, or there would be an error by now.
+        let Some((observe, step)) = functions else {
+            return Err(nonsense(policy, "its start", "exports", "observe and step", "neither"));
+        };
         let Opening { config, round, tensors, contributions, memo } = opening;
         let values = config.len() + memo.len() + tensors.len() + contributions.len();
         let session = instance.call("merge open", values as u64, 0, |store, rule| {
@@ -168,14 +213,15 @@ impl Worker {
         let plan = instance.call("plan", contributions.len() as u64, contributions.len(), |store, rule| {
             rule.tombolo_policy_merge().session().call_plan(store, session)
         })?;
-        Ok((Worker { instance, session, values: Vec::new(), state: Vec::new(), parameters: Vec::new() }, plan))
+        Ok((Worker { instance, session, observe, step }, plan))
     }
 
-    fn observe(&mut self, pass: u32, at: At) -> Result<Vec<u8>> {
-        let Worker { instance, session, values, .. } = self;
-        let amount = values.iter().map(Vec::len).sum::<usize>();
-        let blob = instance.call("observe", amount as u64, BLOB_BYTES_MAX, |store, rule| {
-            rule.tombolo_policy_merge().session().call_observe(store, *session, pass, at.into(), values)
+    fn observe(&mut self, pass: u32, at: At, values: &[&[f32]]) -> Result<Vec<u8>> {
+        let Worker { instance, session, observe, .. } = self;
+        let amount = values.iter().map(|list| list.len()).sum::<usize>();
+        let blob = instance.call("observe", amount as u64, BLOB_BYTES_MAX, |store, _| {
+            let observe = observe.typed::<ObserveArguments<'_>, ObserveAnswer>(&*store)?;
+            Ok(observe.call(store, (*session, pass, at.into(), values))?.0)
         })?;
         if blob.len() > BLOB_BYTES_MAX {
             let expected = format!("at most {BLOB_BYTES_MAX}");
@@ -192,12 +238,13 @@ impl Worker {
         })
     }
 
-    fn step(&mut self, at: At) -> Result<wit::Stepped> {
-        let Worker { instance, session, values, state, parameters } = self;
+    fn step(&mut self, at: At, values: &[&[f32]], state: &[&[f32]], parameters: &[f32]) -> Result<wit::Stepped> {
+        let Worker { instance, session, step, .. } = self;
         let elements = parameters.len();
         let amount = elements * (values.len() + state.len() + 1);
-        let stepped = instance.call("step", amount as u64, elements * (state.len() + 1), |store, rule| {
-            rule.tombolo_policy_merge().session().call_step(store, *session, at.into(), values, state, parameters)
+        let stepped = instance.call("step", amount as u64, elements * (state.len() + 1), |store, _| {
+            let step = step.typed::<StepArguments<'_>, StepAnswer>(&*store)?;
+            Ok(step.call(store, (*session, at.into(), values, state, parameters))?.0)
         })?;
         if stepped.state.len() != state.len() {
             return Err(instance.nonsense("step", "vectors of state", state.len(), stepped.state.len()));
@@ -259,10 +306,11 @@ impl Job<'_> {
         let queue = Queue::new(self.chunks.len());
         let held = AtomicUsize::new(0);
         let parts = at_once(workers, |worker| {
+            let mut room = Room::default();
             queue.work(|index| {
                 let (at, elements) = self.chunks[index];
-                self.read_values(worker, at, elements)?;
-                let blob = worker.observe(pass, at)?;
+                let values = self.values(&mut room.values, at, elements)?;
+                let blob = worker.observe(pass, at, &values)?;
                 let held = held.fetch_add(blob.len(), Ordering::Relaxed) + blob.len();
                 if held > PASS_BYTES_MAX {
                     let expected = format!("at most {PASS_BYTES_MAX} over all chunks");
@@ -281,12 +329,21 @@ impl Job<'_> {
     fn step(&self, workers: &mut [Worker], plan: &wit::Plan) -> Result<()> {
         let queue = Queue::new(self.chunks.len());
         at_once(workers, |worker| {
-            worker.state.resize(plan.state_slots as usize, Vec::new());
+            let mut room = Room::default();
             queue.work(|index| {
                 let (at, elements) = self.chunks[index];
-                self.read_values(worker, at, elements)?;
-                self.read_state(worker, at, elements)?;
-                let stepped = worker.step(at)?;
+                let values = self.values(&mut room.values, at, elements)?;
+                let state = self.state(&mut room.state, plan.state_slots as usize, at, elements)?;
+                let parameters = match self.source.parameters_in_place(at, elements) {
+                    Some(parameters) => self.whole("the parameters", parameters, elements)?,
+                    None => {
+                        room.parameters.resize(elements, 0.0);
+                        let read = self.source.parameters(at, &mut room.parameters);
+                        read.map_err(|reason| self.unread("reading the parameters", at, reason))?;
+                        &room.parameters
+                    }
+                };
+                let stepped = worker.step(at, &values, &state, parameters)?;
                 let stored = self.source.store(at, &stepped.parameters, &stepped.state);
                 stored.map_err(|reason| self.unread("storing the merged chunk", at, reason))
             })
@@ -294,12 +351,21 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn read_values(&self, worker: &mut Worker, at: At, elements: usize) -> Result<()> {
-        worker.values.resize(self.contributions.len(), Vec::new());
-        for (index, (list, contribution)) in worker.values.iter_mut().zip(self.contributions).enumerate() {
-            list.resize(elements, 0.0);
-            let what = || format!("reading the contribution of {}", contribution.island);
-            self.source.values(index, at, list).map_err(|reason| self.unread(&what(), at, reason))?;
+    /// A chunk of every contribution, checked to be finite; read into `room` where it is not in memory.
+    fn values<'a>(&'a self, room: &'a mut Vec<Vec<f32>>, at: At, elements: usize) -> Result<Vec<&'a [f32]>> {
+        room.resize(self.contributions.len(), Vec::new());
+        let mut values = Vec::with_capacity(room.len());
+        for (index, (list, contribution)) in room.iter_mut().zip(self.contributions).enumerate() {
+            let list = match self.source.values_in_place(index, at, elements) {
+                Some(list) => self.whole("a contribution", list, elements)?,
+                None => {
+                    list.resize(elements, 0.0);
+                    let read = self.source.values(index, at, list);
+                    let what = || format!("reading the contribution of {}", contribution.island);
+                    read.map_err(|reason| self.unread(&what(), at, reason))?;
+                    list
+                }
+            };
             if let Some(index) = first_not_finite(list) {
                 return Err(Error::Input {
                     what: "values of a contribution",
@@ -307,26 +373,46 @@ impl Job<'_> {
                     found: format!("{} at {index} of the chunk at {at:?} of {}", list[index], contribution.island),
                 });
             }
+            values.push(list);
         }
-        Ok(())
+        Ok(values)
     }
 
-    fn read_state(&self, worker: &mut Worker, at: At, elements: usize) -> Result<()> {
+    /// A chunk of each of `slots` vectors of state; zero where the fragment has fewer.
+    fn state<'a>(
+        &'a self,
+        room: &'a mut Vec<Vec<f32>>,
+        slots: usize,
+        at: At,
+        elements: usize,
+    ) -> Result<Vec<&'a [f32]>> {
         let known = self.source.state_slots();
-        for (slot, list) in worker.state.iter_mut().enumerate() {
-            list.resize(elements, 0.0);
-            if slot < known {
-                self.source
-                    .state(slot, at, list)
-                    .map_err(|reason| self.unread("reading optimiser state", at, reason))?;
-            } else {
-                list.fill(0.0);
-            }
+        room.resize(slots, Vec::new());
+        let mut state = Vec::with_capacity(slots);
+        for (slot, list) in room.iter_mut().enumerate() {
+            let in_place = if slot < known { self.source.state_in_place(slot, at, elements) } else { None };
+            state.push(match in_place {
+                Some(list) => self.whole("optimiser state", list, elements)?,
+                None => {
+                    list.clear();
+                    list.resize(elements, 0.0);
+                    if slot < known {
+                        let read = self.source.state(slot, at, list);
+                        read.map_err(|reason| self.unread("reading optimiser state", at, reason))?;
+                    }
+                    list
+                }
+            });
         }
-        worker.parameters.resize(elements, 0.0);
-        self.source
-            .parameters(at, &mut worker.parameters)
-            .map_err(|reason| self.unread("reading the parameters", at, reason))
+        Ok(state)
+    }
+
+    /// `list`, if it is as long as its chunk.
+    fn whole<'a>(&self, what: &'static str, list: &'a [f32], elements: usize) -> Result<&'a [f32]> {
+        if list.len() == elements {
+            return Ok(list);
+        }
+        Err(Error::Input { what, expected: format!("{elements} values in place"), found: list.len().to_string() })
     }
 
     fn unread(&self, what: &str, at: At, reason: String) -> Error {

@@ -65,7 +65,7 @@ pub(super) fn check_chunk(tensors: &[Tensor], at: At, elements: usize) -> Result
         return wrong(format!("one of {} tensors", tensors.len()), format!("tensor {}", at.tensor));
     };
     let whole = tensor.elements();
-    if at.offset % CHUNK_ELEMENTS as u64 != 0 || at.offset >= whole {
+    if !at.offset.is_multiple_of(CHUNK_ELEMENTS as u64) || at.offset >= whole {
         let expected =
             format!("an offset within the {whole} values of {} and a multiple of {CHUNK_ELEMENTS}", tensor.name);
         return wrong(expected, format!("offset {}", at.offset));

@@ -1,12 +1,15 @@
-//! Chores of the repository: `cargo xtask plugins` builds the bundled policies.
+//! Chores of the repository: `cargo xtask plugins` builds the bundled policies, `cargo xtask check` checks everything short of the tests.
 //!
 //! Exit codes: 0 done, 1 failed or found a difference, 2 called wrongly, 3 no way to build for WebAssembly here.
 
+mod check;
 mod plugins;
 mod toolchain;
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+
+use toolchain::Fetch;
 
 /// What a chore ended with when it did not end well.
 #[derive(Debug)]
@@ -28,18 +31,21 @@ impl From<std::io::Error> for Failure {
 const USAGE: &str = "\
 usage: cargo xtask CHORE
 
+  check               tidy, formatting, lints and documentation, with warnings as errors
   plugins             build the bundled policies into plugins/bundled/ and write its manifest
   plugins --check     rebuild them elsewhere and say whether sources and bytes agree with the manifest
-  plugins --out DIR   build them into DIR, manifest included
+  plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
 ";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
+        ["check"] => check::check(),
         ["plugins"] => plugins::bundle(),
         ["plugins", "--check"] => plugins::check(),
-        ["plugins", "--out", folder] => plugins::build_into(folder.as_ref()),
+        ["plugins", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Allowed),
+        ["plugins", "--offline", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Forbidden),
         _ => Err(Failure::Usage(USAGE.into())),
     };
     let (code, message) = match done {

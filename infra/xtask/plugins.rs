@@ -12,7 +12,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::toolchain::{Compiler, TARGET};
+use crate::toolchain::{Compiler, Fetch, TARGET};
 use crate::{Failure, run};
 
 /// What plugins/bundled/manifest.json holds.
@@ -37,12 +37,12 @@ struct Component {
 
 /// `cargo xtask plugins`
 pub(crate) fn bundle() -> Result<(), Failure> {
-    build_into(&bundled())
+    build_into(&bundled(), Fetch::Allowed)
 }
 
 /// `cargo xtask plugins --out DIR`
-pub(crate) fn build_into(folder: &Path) -> Result<(), Failure> {
-    let manifest = build(folder)?;
+pub(crate) fn build_into(folder: &Path, fetch: Fetch) -> Result<(), Failure> {
+    let manifest = build(folder, fetch)?;
     println!("{} in {}", manifest.compiler, folder.display());
     for component in &manifest.components {
         println!("{:>8} bytes  {}  {}", component.bytes, component.sha256, component.name);
@@ -72,7 +72,7 @@ pub(crate) fn check() -> Result<(), Failure> {
         )));
     }
     println!("sources agree: {source}");
-    let rebuilt = build(&root().join("target/plugins/check"))?;
+    let rebuilt = build(&root().join("target/plugins/check"), Fetch::Allowed)?;
     let differing: Vec<&str> = (rebuilt.components.iter())
         .filter(|component| !shipped.components.contains(component))
         .map(|component| component.name.as_str())
@@ -94,8 +94,8 @@ pub(crate) fn check() -> Result<(), Failure> {
 }
 
 /// Builds every component into `folder`, with its manifest.
-fn build(folder: &Path) -> Result<Manifest, Failure> {
-    let compiler = Compiler::find()?;
+fn build(folder: &Path, fetch: Fetch) -> Result<Manifest, Failure> {
+    let compiler = Compiler::find(fetch)?;
     let source = source_hash()?;
     let target = root().join("target/plugins");
     let names = names()?;

@@ -21,6 +21,15 @@ use crate::{Failure, run};
 /// The target that policies are built for: no system interface, so nothing that a component could import.
 pub(crate) const TARGET: &str = "wasm32-unknown-unknown";
 
+/// Whether a compiler may be fetched where none is here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Fetch {
+    /// From the distribution's packages.
+    Allowed,
+    /// Only what is here already counts.
+    Forbidden,
+}
+
 /// A compiler that can build policies.
 pub(crate) struct Compiler {
     /// The compiler to call; none: the one that cargo takes anyway.
@@ -30,12 +39,12 @@ pub(crate) struct Compiler {
 
 impl Compiler {
     /// Finds one, by the ways that the module names, in this order.
-    pub(crate) fn find() -> Result<Compiler, Failure> {
+    pub(crate) fn find(fetch: Fetch) -> Result<Compiler, Failure> {
         let installed = std::env::var_os("RUSTC").map_or_else(|| PathBuf::from("rustc"), PathBuf::from);
         if has_std(&installed) {
             return Ok(Compiler { rustc: None, version: version(&installed)? });
         }
-        let rustc = private_sysroot().map_err(|why| {
+        let rustc = private_sysroot(fetch).map_err(|why| {
             let why = match why {
                 Failure::Usage(why) | Failure::Failed(why) | Failure::NoGuestCompiler(why) => why,
             };
@@ -129,9 +138,9 @@ fn linker_folder() -> PathBuf {
 }
 
 /// A compiler whose private sysroot has the target's standard library, made if need be.
-fn private_sysroot() -> Result<PathBuf, Failure> {
+fn private_sysroot(fetch: Fetch) -> Result<PathBuf, Failure> {
     fs::create_dir_all(cache())?;
-    let rustc = distribution()?;
+    let rustc = distribution(fetch)?;
     let version = run(Command::new(&rustc).arg("-vV"))?;
     let key: String = Sha256::digest(&version).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     let sysroot = cache().join(format!("sysroot-{key}"));
@@ -202,12 +211,15 @@ fn write_script(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 /// A distribution's compiler that has the library's sources beside it: one in the cache, an installed one, or one fetched now.
-fn distribution() -> Result<PathBuf, Failure> {
+fn distribution(fetch: Fetch) -> Result<PathBuf, Failure> {
     let cached = cache().join("debian/rustc.sh");
     for rustc in [cached.clone(), PathBuf::from("/usr/bin/rustc")] {
         if rustc.exists() && has_sources(&rustc) {
             return Ok(rustc);
         }
+    }
+    if fetch == Fetch::Forbidden {
+        return Err(Failure::Failed("it is not here, and nothing may be fetched".into()));
     }
     fetch_debian()?;
     if has_sources(&cached) {

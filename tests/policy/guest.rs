@@ -13,8 +13,8 @@ pub struct CodecText {
 }
 
 /// Passes what came in on, as bytes or as values.
-pub const PASS_ENCODED: &str = "(call $answer (local.get $values) (i32.shl (local.get $count) (i32.const 2)))";
-pub const PASS_DECODED: &str = "(call $answer (local.get $bytes) (i32.shr_u (local.get $length) (i32.const 2)))";
+const PASS_ENCODED: &str = "(call $answer (local.get $values) (i32.shl (local.get $count) (i32.const 2)))";
+const PASS_DECODED: &str = "(call $answer (local.get $bytes) (i32.shr_u (local.get $length) (i32.const 2)))";
 
 impl Default for CodecText {
     fn default() -> CodecText {
@@ -131,7 +131,7 @@ pub struct MergeText {
 }
 
 /// Gives state and parameters back as they came.
-pub const STAND_STILL: &str =
+const STAND_STILL: &str =
     "(call $stepped (local.get $parameters) (local.get $elements) (local.get $state) (local.get $slots))";
 
 impl Default for MergeText {
@@ -253,7 +253,12 @@ fn component(role: &str, core: &str, records: &[(&str, &str)], functions: &[(&st
         },
         functions,
     );
-    let types_out = all(&|name, _| format!(r#"(export $e-{name} "{name}" (type $i-{name}))"#), &types);
+    let types_out = all(
+        &|name, text| {
+            format!("(type $x-{name} {})\n(export $e-{name} \"{name}\" (type $x-{name}))", text.replace('%', "$e-"))
+        },
+        &types,
+    );
     let functions_out = all(
         &|name, text| format!(r#"(export "{name}" (func ${}) (func {}))"#, short(name), text.replace('%', "$e-")),
         functions,

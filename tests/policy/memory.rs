@@ -98,6 +98,18 @@ impl MergeSource for Merging<'_> {
         Ok(())
     }
 
+    /// Every second contribution, so that both ways are taken in every merge.
+    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
+        let place = self.before.place(at);
+        (contribution % 2 == 1).then(|| &self.values[contribution][place..place + elements])
+    }
+
+    /// Every second chunk.
+    fn parameters_in_place(&self, at: At, elements: usize) -> Option<&[f32]> {
+        let place = self.before.place(at);
+        (at.tensor % 2 == 1).then(|| &self.before.parameters[place..place + elements])
+    }
+
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
         let place = self.before.place(at);
         let mut after = self.after.lock().expect("no thread panicked");

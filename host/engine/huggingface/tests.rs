@@ -82,6 +82,15 @@ fn a_saved_model_loads_as_it_was() {
 }
 
 #[test]
+fn numbers_are_written_as_one_would_write_them() {
+    let (dir, _) = saved(false);
+    let text = fs::read_to_string(dir.path().join(CONFIG)).expect("text");
+    for line in ["\"rms_norm_eps\": 0.00001,", "\"initializer_range\": 0.02,", "\"rope_theta\": 50000.0,"] {
+        assert!(text.contains(line) || text.contains(&line.replace("0.00001", "1e-5")), "{line} in {text}");
+    }
+}
+
+#[test]
 fn saving_replaces_what_is_there() {
     let (dir, mut model) = saved(false);
     model.parameters[5] = 42.0;

@@ -6,7 +6,7 @@
 //! paper does: few of their rows are touched by any one island, and there the plain mean is right. Vectors (gains of the normalisations) go
 //! with the matrices: they shrink in the same way, and nothing in the paper sets them apart.
 //!
-//! One observing pass collects the Gram matrix of the contributions per tensor, in f64; it holds all the norms that the formula needs, so a
+//! One observing pass collects the Gram matrix of the contributions per tensor, summed in f64 over the chunks; it holds all the norms that the formula needs, so a
 //! step is a linear combination with coefficients per tensor. A single contribution passes as it is, bit for bit. Where the mean direction
 //! vanishes (shorter than a thousandth of a unit: the islands contradict each other) the plain mean is taken.
 //!
@@ -20,6 +20,10 @@ use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, Tensor, TensorKind, c
 /// Mean directions shorter than this are noise: scaled up to the mean norm, they would be noise of full size. Orthogonal contributions of equal
 /// weight have a mean direction of 1/√M, so this is out of reach of honest islands up to M of a million.
 const DIRECTION_MIN: f64 = 1e-3;
+
+/// A contribution shorter than this share of the longest one has no direction, as if it were zero: it is rounding, and scaled up to the mean norm
+/// it would be rounding of full size. Keeps coefficients within f32, too.
+const NORM_MIN: f64 = 1e-12;
 
 /// One round of the rule.
 pub struct Rda {
@@ -82,17 +86,18 @@ fn is_radial(tensor: &Tensor) -> bool {
 
 /// The coefficients aₘ with Σ aₘ vₘ = radius · direction: aₘ = radius · (wₘ/‖vₘ‖) / ‖Σ (w/‖v‖) v‖, weights as shares.
 fn radial(shares: &[f32], gram: &Gram) -> Vec<f32> {
+    let longest = (0..shares.len()).map(|index| gram.norm(index)).fold(0.0, f64::max);
     let mut radius = 0.0;
     let mut pulls = vec![0.0; shares.len()];
     for (index, share) in shares.iter().enumerate() {
         let (share, norm) = (f64::from(*share), gram.norm(index));
         radius += share * norm;
-        if norm > 0.0 {
+        if norm > longest * NORM_MIN {
             pulls[index] = share / norm;
         }
     }
     let direction = gram.norm_of_sum(&pulls);
-    if !(direction >= DIRECTION_MIN) {
+    if direction.is_nan() || direction < DIRECTION_MIN {
         return shares.to_vec();
     }
     pulls.iter().map(|pull| (radius * pull / direction) as f32).collect()
@@ -123,6 +128,12 @@ mod tests {
     fn opposed_contributions_fall_back_to_the_mean() {
         assert_eq!(merged(&[0.5, 0.5], &[vec![2.0, 2.0], vec![-2.0, -2.0]]), [0.0, 0.0]);
         assert_eq!(merged(&[0.5, 0.5], &[vec![0.0; 2], vec![0.0; 2]]), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_contribution_of_next_to_nothing_has_no_direction() {
+        let out = merged(&[0.5, 0.5], &[vec![1e30, 0.0], vec![0.0, 1e-30]]);
+        assert!((out[0] / 5e29 - 1.0).abs() < 1e-6 && out[1].abs() < 1.0, "{out:?}");
     }
 
     #[test]

@@ -55,11 +55,10 @@ pub const CHUNK: usize = 32_768;
 
 /// Where the chunks of `tensors` start, in chunk order: what the blobs of an observing pass belong to.
 pub fn chunks(tensors: &[Tensor]) -> impl Iterator<Item = At> + '_ {
-    tensors.iter().zip(0u32..).flat_map(|(tensor, index)| {
-        (0..tensor.elements)
-            .step_by(CHUNK)
-            .map(move |offset| At { tensor: index, offset })
-    })
+    tensors
+        .iter()
+        .zip(0u32..)
+        .flat_map(|(tensor, index)| (0..tensor.elements).step_by(CHUNK).map(move |offset| At { tensor: index, offset }))
 }
 
 /// Exports a type that implements [`Codec`] as the component's codec.
@@ -72,7 +71,7 @@ macro_rules! export_codec {
             impl $crate::bindings::codec::exports::tombolo::policy::codec::Guest for Component {
                 type Session = $crate::CodecSession<$codec>;
             }
-            $crate::bindings::codec::export!(Component with_types_in $crate::bindings::codec);
+    $crate::bindings::codec::export!(Component with_types_in $crate::bindings::codec);
         };
     };
 }
@@ -87,7 +86,7 @@ macro_rules! export_merge {
             impl $crate::bindings::merge::exports::tombolo::policy::merge::Guest for Component {
                 type Session = $crate::MergeSession<$rule>;
             }
-            $crate::bindings::merge::export!(Component with_types_in $crate::bindings::merge);
+    $crate::bindings::merge::export!(Component with_types_in $crate::bindings::merge);
         };
     };
 }
@@ -104,7 +103,7 @@ macro_rules! export_pace {
                     <$pace as $crate::Pace>::decide(&config, &view)
                 }
             }
-            $crate::bindings::pace::export!(Component with_types_in $crate::bindings::pace);
+    $crate::bindings::pace::export!(Component with_types_in $crate::bindings::pace);
         };
     };
 }

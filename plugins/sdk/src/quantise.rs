@@ -82,9 +82,16 @@ pub fn int8_encode(values: &[f32]) -> Vec<u8> {
         let inverse = inverse(scale);
         let (quarters, _) = block.as_chunks::<LANES>();
         for (quarter, out) in quarters.iter().zip(out.chunks_exact_mut(LANES)) {
+            // In two steps, with arrays between, compilers find the narrowing instructions.
+            let mut bits = [0_u32; LANES];
             for lane in 0..LANES {
-                out[lane] = (quarter[lane] * inverse + MAGIC).to_bits() as u8;
+                bits[lane] = (quarter[lane] * inverse + MAGIC).to_bits();
             }
+            let mut packed = [0_u8; LANES];
+            for lane in 0..LANES {
+                packed[lane] = bits[lane] as u8;
+            }
+            out.copy_from_slice(&packed);
         }
     }
     if !tail.is_empty() {
@@ -136,7 +143,14 @@ fn absmax_block(block: &[f32; INT8_BLOCK]) -> f32 {
             max[lane] = max[lane].max(quarter[lane].to_bits() & 0x7fff_ffff);
         }
     }
-    f32::from_bits(max.iter().fold(0, |a, b| a.max(*b)))
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            max[lane] = max[lane].max(max[lane + width]);
+        }
+        width /= 2;
+    }
+    f32::from_bits(max[0])
 }
 
 /// absmax / 127, or 0 for a block that is flushed; lowered where 127 times it would overflow.

@@ -57,13 +57,7 @@ pub trait Merge: Sized + 'static {
 
     /// Moves one chunk in place. `values` are pseudo-gradients (base − trained) to descend along, one list per contribution;
     /// `state` has the planned slots, zero at first.
-    fn step(
-        &self,
-        at: At,
-        values: &[Vec<f32>],
-        state: &mut [Vec<f32>],
-        parameters: &mut [f32],
-    ) -> Result<(), String>;
+    fn step(&self, at: At, values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) -> Result<(), String>;
 
     /// What this fragment's next round should know; may depend on `open` and `observed` only.
     fn memo(&self) -> Vec<u8> {

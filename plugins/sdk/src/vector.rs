@@ -1,7 +1,7 @@
 //! Sums, norms and inner products over the contributions of a chunk.
 //!
-//! Everything adds up in a fixed order: contributions in the order given, values in [`LANES`] interleaved f64 lanes that are folded
-//! at the end. Same input, same bits, whatever machine or number of threads.
+//! Everything adds up in a fixed order: contributions in the order given, values in [`LANES`] interleaved lanes that are folded
+//! pairwise. Same input, same bits, whatever machine or number of threads.
 
 use crate::LANES;
 
@@ -60,6 +60,35 @@ pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     sum
 }
 
+/// Blocks of [`LANES`] values whose products [`dot_short`] adds up in f32.
+const RUN: usize = 16;
+
+/// Inner product, a third of the cost of [`dot`]: products and sums of 16 in f32, what follows in f64. Its error is below 2^-20 of Σ |a·b|, unless
+/// products leave the range of f32; see [`Gram::of`] for how to tell.
+pub fn dot_short(a: &[f32], b: &[f32]) -> f64 {
+    let length = a.len().min(b.len());
+    let (mut sum, mut start) = (0.0, 0);
+    while start < length {
+        let end = length.min(start + RUN * LANES);
+        let mut sums = [0.0_f32; LANES];
+        while start + LANES <= end {
+            let (x, y): (&[f32; LANES], &[f32; LANES]) = (lanes(a, start), lanes(b, start));
+            for lane in 0..LANES {
+                sums[lane] += x[lane] * y[lane];
+            }
+            start += LANES;
+        }
+        sum += fold(sums.map(f64::from));
+        if start < end {
+            for index in start..end {
+                sum += f64::from(a[index]) * f64::from(b[index]);
+            }
+            start = end;
+        }
+    }
+    sum
+}
+
 /// Squared L2 norm in f64.
 pub fn norm_squared(a: &[f32]) -> f64 {
     dot(a, a)
@@ -78,12 +107,15 @@ impl Gram {
         Gram { count, products: vec![0.0; count * (count + 1) / 2] }
     }
 
-    /// Of one chunk.
+    /// Of one chunk. Contributions whose squares might leave the range of f32 (their own sum tells) are handled in f64 throughout.
     pub fn of(values: &[Vec<f32>]) -> Gram {
+        let squares: Vec<f64> = values.iter().map(|list| dot_short(list, list)).collect();
+        let ordinary: Vec<bool> = squares.iter().map(|square| (1e-20..1e30).contains(square)).collect();
         let mut products = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
-        for (index, a) in values.iter().enumerate() {
-            for b in &values[index..] {
-                products.push(dot(a, b));
+        for (a, list) in values.iter().enumerate() {
+            products.push(if ordinary[a] { squares[a] } else { norm_squared(list) });
+            for (b, other) in values.iter().enumerate().skip(a + 1) {
+                products.push(if ordinary[a] && ordinary[b] { dot_short(list, other) } else { dot(list, other) });
             }
         }
         Gram { count: values.len(), products }
@@ -139,6 +171,7 @@ fn lanes<T>(values: &[T], start: usize) -> &[T; LANES] {
 }
 
 /// Folds lanes pairwise: 32 → 16 → … → 1.
+#[inline(always)]
 fn fold(mut sums: [f64; LANES]) -> f64 {
     let mut width = LANES / 2;
     while width > 0 {
@@ -168,6 +201,28 @@ mod tests {
     fn products_of_extreme_values_neither_overflow_nor_vanish() {
         assert!(norm_squared(&[f32::MAX; 40]).is_finite());
         assert!(norm_squared(&[f32::from_bits(1); 40]) > 0.0);
+    }
+
+    #[test]
+    fn short_products_are_as_good_as_exact_ones_where_a_gram_matrix_uses_them() {
+        let noise = |seed: u32, scale: f32| -> Vec<f32> {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale
+            };
+            (0..5_003).map(|_| next()).collect()
+        };
+        for scale in [1.0, 1e-9, 1e-15, 1e-25, 1e-40, 1e12, 1e20, 3e38] {
+            let values = vec![noise(1, scale), noise(2, scale), noise(3, 1.0)];
+            let gram = Gram::of(&values);
+            for a in 0..3 {
+                for b in 0..3 {
+                    let bound = (norm_squared(&values[a]) * norm_squared(&values[b])).sqrt() * 2.0_f64.powi(-20);
+                    assert!((gram.product(a, b) - dot(&values[a], &values[b])).abs() <= bound, "{scale} {a} {b}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -45,7 +45,10 @@ mod tests {
 
     #[test]
     fn shares_add_up_to_one_and_need_one_with_weight() {
-        assert_eq!(shares(&[contribution(100, 10), contribution(0, 5), contribution(300, 30)]), Ok(vec![0.25, 0.0, 0.75]));
+        assert_eq!(
+            shares(&[contribution(100, 10), contribution(0, 5), contribution(300, 30)]),
+            Ok(vec![0.25, 0.0, 0.75])
+        );
         assert!(shares(&[contribution(0, 10), contribution(50, 0)]).is_err());
         assert!(shares(&[]).is_err());
     }

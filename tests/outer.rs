@@ -1,0 +1,368 @@
+//! The outer loop, small enough to check by hand: real islands, a real syncer, the bundled policies, a store in memory, virtual time.
+
+use std::sync::Arc;
+use tombolo::bucket::payload::{Chunk, Data, content_hash};
+use tombolo::bucket::record::{Body, Entry, FORMAT, Fate, PolicyUse, RunRecord, Version};
+use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId};
+use tombolo::clock::{self, Duration};
+use tombolo::error::Result;
+use tombolo::event::Sink;
+use tombolo::island::{Inner, Stepped};
+use tombolo::outer::Fragments;
+use tombolo::policy::{At, Codec, Contribution, Limits, Round, Runtime};
+use tombolo::sim::{World, on_virtual_time, slow_store};
+use tombolo::spec::Spec;
+use tombolo::syncer::{self, Desk, RoundInput, merge_round};
+use tombolo_engine::{Layout, Tensor, TensorKind};
+
+const STEP: Duration = Duration::from_millis(100);
+
+/// A model whose every tensor is one number.
+fn layout(tensors: usize) -> Layout {
+    let tensor = |i: usize| Tensor { name: format!("t{i}"), shape: vec![1], kind: TensorKind::Vector, offset: i };
+    Layout { tensors: (0..tensors).map(tensor).collect() }
+}
+
+/// A run over `tensors` numbers that start at zero, its record and start entry in a bucket in memory.
+async fn world(spec: Spec, tensors: usize, islands: usize) -> Result<World> {
+    let runtime = Runtime::new(Limits::default(), None).expect("the policy runtime starts");
+    let (codec, merge) = (runtime.bundled("bf16").unwrap(), runtime.bundled(&spec.merge.policy).unwrap());
+    let layout = layout(tensors);
+    let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
+    let used = |policy: &tombolo::policy::Policy, config: Vec<u8>| PolicyUse {
+        name: "bundled".into(),
+        hash: policy.hash().to_string(),
+        config: String::from_utf8(config).unwrap(),
+    };
+    let record = RunRecord {
+        format: FORMAT,
+        nonce: "n".into(),
+        layout: fragments.fingerprint().into(),
+        corpus: String::new(),
+        fragments: fragments.count(),
+        codec: used(&codec, Vec::new()),
+        merge: used(&merge, spec.merge.config_json()),
+        spec,
+    };
+    let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
+    let mut versions = Vec::new();
+    for p in 0..fragments.count() {
+        let hash = bucket.put_fragment(&fragments, p, p as u64, &vec![0.0; fragments.elements(p)]).await?;
+        versions.push(Version { round: p as u64, hash, state: None });
+    }
+    let body = Body::Start { versions, window: 1 };
+    bucket.append(&Entry { format: FORMAT, seq: 0, nonce: "n".into(), writer: "test".into(), term: 0, body }).await?;
+    Ok(World { bucket, record, layout, fragments, codec, merge, steps: vec![STEP; islands] })
+}
+
+fn spec(fragments: usize, merge: &str, config: &str) -> Spec {
+    let mut spec = Spec { tokens: 1 << 40, ..Spec::default() };
+    spec.outer.fragments = fragments;
+    spec.outer.sync_steps = 2;
+    spec.outer.overlap_steps = 1;
+    spec.merge.policy = merge.into();
+    spec.merge.config = config.parse().unwrap();
+    spec
+}
+
+/// An inner loop with a constant gradient: each step θ ← θ − g, eight tokens.
+struct Constant {
+    parameters: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+impl Inner for Constant {
+    fn parameters(&self) -> &[f32] {
+        &self.parameters
+    }
+    fn parameters_mut(&mut self) -> &mut [f32] {
+        &mut self.parameters
+    }
+    fn step(&mut self, _learning_rate: f32) -> Result<Stepped> {
+        self.parameters.iter_mut().zip(&self.gradient).for_each(|(p, g)| *p -= g);
+        Ok(Stepped { loss: 1.0, tokens: 8, repeated: 0 })
+    }
+    fn moments(&self) -> (&[f32], &[f32], u64) {
+        (&self.parameters, &self.parameters, 0)
+    }
+    fn set_moments(&mut self, _: &[f32], _: &[f32], _: u64) -> Result<()> {
+        Ok(())
+    }
+    fn cursor(&self) -> Option<(u64, usize)> {
+        None
+    }
+    fn set_cursor(&mut self, _: u64, _: usize) {}
+    fn wants_block(&self) -> bool {
+        false
+    }
+    fn give_block(&mut self, _: u64) {}
+}
+
+/// Two islands, two fragments of one number each, gradients (1, 2) and (3, 4), outer Nesterov with η 0.5 and μ 0.5. One round per step, one
+/// step under way while it is merged:
+///
+/// | round | fragment | steps | mean Δ | buf | step η(Δ + μ·buf) | Θ |
+/// |---|---|---|---|---|---|---|
+/// | 2 | 0 | 1 | 2 | 2 | 1.5 | −1.5 |
+/// | 3 | 1 | 2 | 6 | 6 | 4.5 | −4.5 |
+/// | 4 | 0 | 1 | 2 | 0.5·2 + 2 = 3 | 1.75 | −3.25 |
+/// | 5 | 1 | 1 | 3 | 0.5·6 + 3 = 6 | 3 | −7.5 |
+///
+/// Tokens merged: 16, 32, 16 and 16; their mean over the two fragments is 40. All numbers are exact in bf16.
+#[test]
+fn two_islands_and_two_fragments_come_to_what_the_hand_computes() {
+    let (ledger, theta) = on_virtual_time(1, async {
+        let mut spec = spec(2, "mean", "eta = 0.5\nmomentum = 0.5\nwarmup = 0\n");
+        spec.tokens = 40;
+        let world = world(spec, 2, 2).await?;
+        let gradients = [[1.0, 2.0], [3.0, 4.0]];
+        let inner = |i: usize| -> Result<Box<dyn Inner>> {
+            Ok(Box::new(Constant { parameters: vec![9.0; 2], gradient: gradients[i].to_vec() }))
+        };
+        let ledger = world.run(inner, Duration::from_secs(60)).await?;
+        let theta = world.bucket.committed(&world.fragments, &ledger.versions).await?;
+        Ok((ledger, theta))
+    })
+    .unwrap();
+    assert_eq!(ledger.rounds_committed(), 4);
+    assert_eq!(ledger.fragment_tokens, [32, 48]);
+    assert_eq!(ledger.fates.merged, 8, "both islands in every round: {ledger:?}");
+    assert_eq!(theta, [-3.25, -7.5]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_log() {
+    let run = || {
+        on_virtual_time(7, async {
+            let mut spec = spec(2, "rda", "");
+            spec.tokens = 2000;
+            let mut world = world(spec, 2, 3).await?;
+            world.steps = [90, 100, 130].map(Duration::from_millis).to_vec();
+            let inner = |i: usize| -> Result<Box<dyn Inner>> {
+                Ok(Box::new(Constant { parameters: vec![0.0; 2], gradient: vec![i as f32 * 0.25, 0.5] }))
+            };
+            let ledger = world.run(inner, Duration::from_secs(600)).await?;
+            let mut log = Vec::new();
+            for seq in 0..ledger.next {
+                log.push(world.bucket.log_bytes(seq).await?.expect("the log has no gap"));
+            }
+            Ok(log)
+        })
+        .unwrap()
+    };
+    let first = run();
+    assert!(first.len() > 20);
+    assert_eq!(first, run());
+}
+
+/// A syncer over a one-number model with η 1 and no momentum, and offers written by hand.
+struct Bench {
+    world: World,
+}
+
+impl Bench {
+    async fn start() -> Result<Bench> {
+        let world = world(spec(1, "mean", "eta = 1\nmomentum = 0\n"), 1, 0).await?;
+        let desk = Desk {
+            bucket: world.bucket.clone(),
+            record: world.record.clone(),
+            id: "syncer-0".into(),
+            fragments: world.fragments.clone(),
+            tensors: vec![world.fragments.policy_tensors(0)],
+            codec: world.codec.clone(),
+            merge: world.merge.clone(),
+            threads: 1,
+            sink: Sink::Null,
+            beat_every: STEP,
+        };
+        tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
+        Ok(Bench { world })
+    }
+
+    /// Offers Δ = base − θ for `round`.
+    async fn offer(&self, island: &str, round: u64, base: u64, delta: f32) -> Result<()> {
+        let world = &self.world;
+        let mut codec = Codec::open(&world.codec, b"", &world.fragments.policy_tensors(0)).unwrap();
+        let bytes = codec.encode(At { tensor: 0, offset: 0 }, &[delta]).unwrap();
+        let chunk = Chunk { section: "offer".into(), tensor: 0, offset: 0, elements: 1, data: Data::Encoded(bytes) };
+        let header = OfferHeader {
+            format: FORMAT,
+            run: world.record.spec.run.clone(),
+            layout: world.fragments.fingerprint().into(),
+            id: OfferId { round, island: island.into(), incarnation: 1 },
+            fragment: 0,
+            base,
+            tokens: 8,
+            steps: 1,
+            codec: world.codec.hash().to_string(),
+            hash: content_hash(std::slice::from_ref(&chunk)),
+        };
+        world.bucket.put_offer(&header, vec![chunk]).await.map(|_| ())
+    }
+
+    /// Waits until `round` is committed; Θ then.
+    async fn committed(&self, round: u64) -> Result<(Ledger, f32)> {
+        loop {
+            let ledger = self.world.ledger().await?;
+            if ledger.next_round > round {
+                let theta = self.world.bucket.committed(&self.world.fragments, &ledger.versions).await?;
+                return Ok((ledger, theta[0]));
+            }
+            clock::sleep(STEP).await;
+        }
+    }
+}
+
+/// Θ₀ = 0; A's offers add 10 each; B's offer from Θ₀ says θ = 1. Anchored at its own base it adds 1 to whatever is current.
+fn a_stale_offer(versions_behind: u64) -> (Ledger, f32) {
+    on_virtual_time(3, async {
+        let bench = Bench::start().await?;
+        for round in 1..=versions_behind {
+            bench.offer("a", round, round - 1, -10.0).await?;
+            bench.committed(round).await?;
+        }
+        let round = versions_behind + 1;
+        bench.offer("b", round, 0, -1.0).await?;
+        if versions_behind > 4 {
+            // Late for sure: the round is closed by the next fresh offer alone.
+            clock::sleep(STEP * 20).await;
+            bench.offer("a", round, round - 1, -10.0).await?;
+        }
+        bench.committed(round).await
+    })
+    .unwrap()
+}
+
+#[test]
+fn an_offer_one_version_old_takes_nothing_back() {
+    assert_eq!(a_stale_offer(1).1, 11.0);
+}
+
+#[test]
+fn an_offer_two_versions_old_takes_nothing_back() {
+    assert_eq!(a_stale_offer(2).1, 21.0);
+}
+
+#[test]
+fn an_offer_five_versions_old_is_late_and_changes_nothing() {
+    let (ledger, theta) = a_stale_offer(5);
+    assert_eq!(theta, 60.0);
+    assert_eq!((ledger.fates.merged, ledger.fates.late), (6, 1));
+}
+
+#[test]
+fn tokens_that_were_merged_are_not_merged_again() {
+    let ledger = on_virtual_time(3, async {
+        let bench = Bench::start().await?;
+        bench.offer("a", 1, 0, -10.0).await?;
+        bench.committed(1).await?;
+        // From the same base once more, as an island would that does not know that it was merged.
+        bench.offer("a", 2, 0, -10.0).await?;
+        bench.offer("b", 2, 1, -2.0).await?;
+        let (ledger, theta) = bench.committed(2).await?;
+        assert_eq!(theta, 12.0);
+        Ok(ledger)
+    })
+    .unwrap();
+    assert_eq!(ledger.fates.reasons.get("its tokens were merged before"), Some(&1));
+    assert_eq!(ledger.fates.merged, 2);
+}
+
+#[test]
+fn an_offer_that_comes_after_its_round_is_recorded_as_late_once() {
+    let ledger = on_virtual_time(4, async {
+        let bench = Bench::start().await?;
+        bench.offer("a", 1, 0, -1.0).await?;
+        bench.committed(1).await?;
+        bench.offer("b", 1, 0, -1.0).await?;
+        clock::sleep(STEP * 20).await;
+        for round in 2..6 {
+            bench.offer("a", round, round - 1, -1.0).await?;
+            bench.committed(round).await?;
+        }
+        Ok(bench.committed(5).await?.0)
+    })
+    .unwrap();
+    assert_eq!((ledger.fates.merged, ledger.fates.late), (5, 1));
+    assert_eq!(ledger.fragment_tokens, [40]);
+}
+
+#[test]
+fn a_commit_names_why_an_offer_was_refused() {
+    let (ledger, entries) = on_virtual_time(5, async {
+        let bench = Bench::start().await?;
+        bench.offer("future", 1, 7, -1.0).await?;
+        bench.offer("good", 1, 0, -1.0).await?;
+        let (ledger, theta) = bench.committed(1).await?;
+        assert_eq!(theta, 1.0);
+        let mut entries = Vec::new();
+        for seq in 0..ledger.next {
+            entries.push(serde_json::from_slice::<Entry>(&bench.world.bucket.log_bytes(seq).await?.unwrap()).unwrap());
+        }
+        Ok((ledger, entries))
+    })
+    .unwrap();
+    assert_eq!(ledger.fates.refused, 1);
+    let commit = entries.iter().find_map(|e| if let Body::Commit(c) = &e.body { Some(c) } else { None }).unwrap();
+    let fate = |island: &str| commit.offers.iter().find(|o| o.id.island == island).map(|o| o.fate.clone());
+    assert_eq!(fate("future"), Some(Fate::Refused("its base is in the future".into())));
+    assert_eq!(fate("good"), Some(Fate::Merged));
+}
+
+/// The public trace of method.md section 15: y = w·x + b, w = (2, 1), b = 1, mean squared error over two rows, inner SGD 0.1, three steps, outer
+/// η 1 and μ 0.9, plain mean. Tolerances are half a unit of the published digits.
+#[test]
+fn the_public_trace_of_a_linear_model_is_met() {
+    let rows = [[([0.0, 1.0], 1.0), ([1.0, 0.0], 2.0)], [([1.0, 0.0], 2.0), ([0.0, 1.0], 3.0)]];
+    // Parameters (w0, w1, b) and where they start.
+    let start = [2.0f32, 1.0, 1.0];
+    let step = |theta: &mut [f32; 3], data: &[([f32; 2], f32); 2]| {
+        let mut gradient = [0.0f32; 3];
+        let mut loss = 0.0;
+        for (x, y) in data {
+            let error = theta[0] * x[0] + theta[1] * x[1] + theta[2] - y;
+            loss += error * error / 2.0;
+            for (g, x) in gradient.iter_mut().zip([x[0], x[1], 1.0]) {
+                *g += error * x;
+            }
+        }
+        theta.iter_mut().zip(gradient).for_each(|(t, g)| *t -= 0.1 * g);
+        loss
+    };
+    let mut islands = [start, start];
+    let mut losses = [[0.0f32; 4]; 2];
+    for island in 0..2 {
+        for loss in &mut losses[island][..3] {
+            *loss = step(&mut islands[island], &rows[island]);
+        }
+    }
+    let expected = [[1.0, 0.49, 0.2401], [1.0, 0.81, 0.6561]];
+    for island in 0..2 {
+        for (found, expected) in losses[island].iter().zip(expected[island]) {
+            assert!((found - expected).abs() < 5e-5, "island {island}: {losses:?}");
+        }
+    }
+    let runtime = Runtime::new(Limits::default(), None).unwrap();
+    let tensors = Fragments::partition(&layout(3), 1).unwrap().policy_tensors(0);
+    let contribution =
+        |i: usize| Contribution { island: format!("{i}"), tokens: 6, steps: 3, staleness: 0, norm: 1.0 };
+    let delta = |i: usize| start.iter().zip(islands[i]).map(|(s, t)| s - t).collect::<Vec<f32>>();
+    let input = RoundInput {
+        round: Round { index: 1, fragment: 0, version: 0, tokens_merged: 0, token_budget: 100 },
+        tensors: &tensors,
+        contributions: (0..2).map(|i| (contribution(i), delta(i))).collect(),
+        parameters: start.to_vec(),
+        state: Vec::new(),
+        memo: Vec::new(),
+    };
+    let config = br#"{"eta":1.0,"momentum":0.9,"warmup":0}"#;
+    let merged = merge_round(&runtime.bundled("mean").unwrap(), config, input, 1).unwrap();
+    for (found, expected) in merged.parameters.iter().zip([1.5345, 1.0494, 0.5839]) {
+        assert!((found - expected).abs() < 5e-5, "{:?}", merged.parameters);
+    }
+    let synced: [f32; 3] = merged.parameters.try_into().unwrap();
+    for (island, expected) in [0.207_544, 0.940_944].into_iter().enumerate() {
+        let loss = step(&mut synced.clone(), &rows[island]);
+        assert!((loss - expected).abs() < 5e-7, "island {island}: {loss}");
+    }
+}
