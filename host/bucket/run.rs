@@ -218,6 +218,22 @@ impl Bucket {
         Ok(listed.into_iter().filter_map(|(key, size)| self.keys.parse_offer(&key).map(|id| (id, size))).collect())
     }
 
+    /// Rounds that have offers, ascending.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn offer_rounds(&self) -> Result<Vec<u64>> {
+        let folder = self.keys.all_offers();
+        let listed = self
+            .store
+            .list_with_delimiter(Some(&folder))
+            .await
+            .map_err(|e| Error::unavailable(format!("{folder}: cannot be listed")).because(e))?;
+        let mut rounds: Vec<u64> = listed.common_prefixes.iter().filter_map(|p| self.keys.parse_round(p)).collect();
+        rounds.sort_unstable();
+        Ok(rounds)
+    }
+
     /// Names of all islands that ever wrote here, sorted.
     ///
     /// # Errors

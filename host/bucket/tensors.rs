@@ -144,6 +144,10 @@ fn check_same(key: &Path, what: &str, expected: &str, found: &str) -> Result<()>
     }
 }
 
+fn check_format(key: &Path, found: u32) -> Result<()> {
+    check_same(key, "format", &FORMAT.to_string(), &found.to_string())
+}
+
 fn check_content<H>(key: &Path, object: &Object<H>, stated: &str) -> Result<()> {
     check_same(key, "content hash", stated, &content_hash(&object.chunks))
 }
@@ -203,6 +207,7 @@ impl Bucket {
         let lengths = lengths(fragments, p);
         let limit = bytes_max(fragments.elements(p), chunk_count(&lengths));
         let object = payload::read::<FragmentHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_content(&key, &object, &version.hash)?;
         let values = join(key.as_ref(), "parameters", &lengths, &object.chunks)?;
@@ -257,6 +262,7 @@ impl Bucket {
         let lengths = lengths(fragments, p);
         let limit = bytes_max(8 * fragments.elements(p), 8 * chunk_count(&lengths)) + (1 << 20);
         let object = payload::read::<StateHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_same(&key, "hash", hash, &state_hash(&content_hash(&object.chunks), &object.header.memo))?;
         let slots: Result<Vec<Vec<f32>>> = (0..object.header.slots)
@@ -337,6 +343,7 @@ impl Bucket {
         let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
         let limit = bytes_max(3 * layout.elements(), 3 * chunk_count(&lengths));
         let object = payload::read::<CheckpointHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_content(&key, &object, &object.header.hash)?;
         if object.header.fragments.len() != fragments.count() {
@@ -378,13 +385,15 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes the offers of round `round`.
+    /// Removes the offers of all rounds before `round`.
     ///
     /// # Errors
     /// Unavailable.
     pub async fn prune_offers(&self, round: u64) -> Result<()> {
-        for (key, _) in self.list(&self.keys.offers(round)).await? {
-            self.delete(&key).await?;
+        for old in self.offer_rounds().await?.into_iter().filter(|&old| old < round) {
+            for (key, _) in self.list(&self.keys.offers(old)).await? {
+                self.delete(&key).await?;
+            }
         }
         Ok(())
     }

@@ -11,9 +11,9 @@ use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
 use crate::outer::Fragments;
-use crate::policy::{Codec, Runtime};
+use crate::policy::{Codec, Contribution, Round, Runtime};
 use crate::spec::{PolicySpec, Spec};
-use crate::syncer::Rules;
+use crate::syncer::{RoundInput, Rules, merge_round};
 use object_store::ObjectStore;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model};
@@ -69,6 +69,7 @@ impl Draft {
             .load(&codec_wasm)
             .and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
         opened.map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e))?;
+        try_merge(&fragments, &merge_wasm, &merge, runtime)?;
         let record = RunRecord {
             format: FORMAT,
             nonce: nonce(),
@@ -106,7 +107,7 @@ impl Draft {
             )));
         }
         if bucket.log_bytes(0).await?.is_none() {
-            let window = Rules::of(&existing.spec.outer, self.fragments.count()).window();
+            let window = Rules::of(&existing.spec, self.fragments.count()).window();
             bucket.start(&self.fragments, &self.model.parameters, window, "submit").await?;
         }
         Run::of(bucket, existing)
@@ -129,6 +130,28 @@ fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(Polic
     Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
 }
 
+/// Merges one made-up offer of the smallest fragment, so that a policy which does not accept its configuration is refused before the run
+/// exists.
+fn try_merge(fragments: &Fragments, wasm: &[u8], merge: &PolicyUse, runtime: &Runtime) -> Result<()> {
+    let failed = |e: crate::policy::Error| Error::invalid("merge: the policy cannot be loaded").because(e);
+    let policy = runtime.load(wasm).map_err(failed)?;
+    let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).unwrap_or(0);
+    let values = vec![1e-3; fragments.elements(p)];
+    let facts =
+        Contribution { island: "trial".into(), tokens: 1, steps: 1, staleness: 0, norm: crate::outer::norm(&values) };
+    let input = RoundInput {
+        round: Round { index: p as u64, fragment: p as u32, version: 0, tokens_merged: 0, token_budget: 1 },
+        tensors: &fragments.policy_tensors(p),
+        contributions: vec![(facts, values)],
+        parameters: vec![0.0; fragments.elements(p)],
+        state: Vec::new(),
+        memo: Vec::new(),
+    };
+    merge_round(&policy, merge.config.as_bytes(), input, 1)
+        .map(|_| ())
+        .map_err(|e| Error::invalid("merge: the policy does not accept its configuration, or cannot merge a trial offer").because(e))
+}
+
 /// `tombolo submit`.
 pub async fn command(arguments: SubmitArguments) -> Result<()> {
     let spec = read_spec(&arguments.spec)?;
@@ -138,11 +161,11 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
     let run = draft.submit(location.open(true).await?).await?;
-    println!(
+    say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
         run.record.spec.run, location.url
     );
-    println!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
-    println!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
+    say!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
+    say!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
     Ok(())
 }

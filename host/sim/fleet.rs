@@ -81,7 +81,7 @@ impl Fleet {
         let (record, codec, merge) = toy::record(spec, &fragments, runtime)?;
         let bucket = Bucket::new(store.clone(), &record.spec.run);
         bucket.create_run(&record).await?;
-        let window = Rules::of(&record.spec.outer, fragments.count()).window();
+        let window = Rules::of(&record.spec, fragments.count()).window();
         bucket.start(&fragments, &vec![0.0; layout.elements()], window, "sim").await?;
         Ok(Fleet {
             store,

@@ -100,7 +100,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     };
     let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);
     let (ledger, committed, steps, taken) = on_virtual_time(spec.seed, async {
-        let window = Rules::of(&spec.outer, fragments.count()).window();
+        let window = Rules::of(&spec, fragments.count()).window();
         world.bucket.start(&fragments, &initial.parameters, window, "sim").await?;
         let make = |_: usize| -> Result<Box<dyn Inner>> {
             Ok(Box::new(TextInner::new(trainer()?, blocks.clone(), spec.train.batch)))

@@ -13,13 +13,15 @@ use super::offer::{Facts, Verdict};
 use crate::bucket::record::{Fate, OfferRecord, Pace};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
-use crate::spec::OuterSpec;
+use crate::spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rounds in a row without an offer after which an island is no longer waited for.
 const MISSES_MAX: u32 = 3;
 /// The longest grace window, in inner steps.
 const GRACE_STEPS_MAX: f64 = 8.0;
+/// The grace window while nobody has said yet how long a step takes, and that of the very first round, for which islands are still starting.
+const GRACE_UNKNOWN: Duration = Duration::from_secs(3);
 /// Fates of other rounds' offers that one commit carries at most.
 const RECORDS_MAX: usize = 256;
 /// A heartbeat that has not moved for this long is a dead island's.
@@ -38,17 +40,21 @@ pub struct Rules {
     pub quorum: usize,
     /// γ.
     pub grace_ratio: f64,
+    /// Islands that the run was made for; the very first round waits a little for that many.
+    pub islands: usize,
 }
 
 impl Rules {
     /// The rules of a run with this many fragments.
-    pub fn of(outer: &OuterSpec, fragments: usize) -> Rules {
+    pub fn of(spec: &Spec, fragments: usize) -> Rules {
+        let outer = &spec.outer;
         Rules {
             fragments: fragments as u64,
             sync_steps: outer.sync_steps as u64,
             overlap_steps: outer.overlap_steps as u64,
             quorum: outer.quorum,
             grace_ratio: f64::from(outer.grace_ratio),
+            islands: spec.islands,
         }
     }
 
@@ -191,6 +197,9 @@ impl Machine {
     /// How long a round stays open after its quorum.
     fn grace(&self, now: Instant) -> Duration {
         let step = self.step_ms(now);
+        if step == 0.0 {
+            return GRACE_UNKNOWN;
+        }
         let slack = self.rules.overlap_steps as f64 * step - (self.quorum_ms + self.sync_ms);
         let paper = (self.rules.grace_ratio * slack).clamp(0.0, step);
         let needed = self
@@ -216,6 +225,9 @@ impl Machine {
             && now < due
         {
             return wait(due);
+        }
+        if ledger.rounds_committed() == 0 && seen.len() < self.rules.islands && now - quorum_at < GRACE_UNKNOWN {
+            return wait(quorum_at + GRACE_UNKNOWN);
         }
         let missing: Vec<&str> = self
             .expected(now)

@@ -2,7 +2,7 @@
 //! not fit changes nothing but a counter. Reasons are a closed set, so that they can be counted.
 
 use crate::bucket::payload::{Chunk, Data};
-use crate::bucket::record::{Fate, OfferRecord};
+use crate::bucket::record::{FORMAT, Fate, OfferRecord};
 use crate::bucket::{Ledger, OfferHeader, OfferId};
 use crate::outer::{Fragments, norm};
 use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor};
@@ -69,6 +69,9 @@ fn header_fate(
     let refused = |reason: &str| Some(Fate::Refused(reason.to_string()));
     if header.id != *id {
         return refused("its header and its key differ");
+    }
+    if header.format != FORMAT {
+        return refused("its format is not known");
     }
     if header.run != run {
         return refused("it belongs to another run");

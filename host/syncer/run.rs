@@ -97,7 +97,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
     let outer = &desk.record.spec.outer;
-    let rules = Rules::of(outer, desk.fragments.count());
+    let rules = Rules::of(&desk.record.spec, desk.fragments.count());
     let empty = Ledger::new(desk.fragments.count(), outer.staleness_max, &desk.record.merge.hash);
     let tail = Tail::join(&desk.bucket, empty).await?;
     let mut syncer = Syncer {
