@@ -85,13 +85,16 @@ impl Error {
         self.kind
     }
 
-    /// The message and every source below it, in one line.
+    /// The message and every source below it, in one line. Errors of libraries that say their sources themselves are not repeated.
     pub fn chain(&self) -> String {
         let mut text = self.message.clone();
         let mut next = std::error::Error::source(self);
         while let Some(error) = next {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
+            let said = error.to_string();
+            if !text.contains(&said) {
+                text.push_str(": ");
+                text.push_str(&said);
+            }
             next = error.source();
         }
         text
@@ -119,5 +122,23 @@ impl From<tombolo_engine::Error> for Error {
             _ => Kind::Invalid,
         };
         Error::of(kind, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Said(&'static str, #[source] Option<Box<Said>>);
+
+    #[test]
+    fn the_chain_says_every_source_once() {
+        let root = Said("connection refused", None);
+        let repeats_it = Said("request failed: connection refused", Some(Box::new(root)));
+        let error =
+            Error::unavailable("the bucket cannot be listed").because(Said("no answer", Some(Box::new(repeats_it))));
+        assert_eq!(error.chain(), "the bucket cannot be listed: no answer: request failed: connection refused");
     }
 }

@@ -230,7 +230,10 @@ impl Spec {
         if !problems.is_empty() {
             return Err(refusal(origin, &problems));
         }
-        let spec: Spec = table.try_into().map_err(|e| Error::invalid(format!("{origin}: {e}")))?;
+        // Over the defaults, since those of a policy depend on its role: `[merge.config]` alone configures the default one.
+        let mut whole = known;
+        overlay(&mut whole, table);
+        let spec: Spec = whole.try_into().map_err(|e| Error::invalid(format!("{origin}: {e}")))?;
         spec.check(origin)?;
         Ok(spec)
     }
@@ -240,7 +243,16 @@ impl Spec {
     /// # Errors
     /// Invalid input, naming `origin` and every problem found.
     pub fn check(&self, origin: &str) -> Result<()> {
-        let mut problems = self.model_config().problems();
+        let fields = toml::Table::try_from(&self.model).expect("a spec serialises");
+        let in_spec = |problem: String| match problem.split_once(':') {
+            Some((field, _)) if fields.contains_key(field) => format!("model.{problem}"),
+            _ => problem,
+        };
+        let mut problems: Vec<String> = self.model_config().problems().into_iter().map(in_spec).collect();
+        let (hidden, heads) = (self.model.hidden_size, self.model.heads);
+        if hidden > 0 && heads > 0 && hidden % heads > 0 {
+            problems.push(format!("model.hidden_size: expected a multiple of heads ({heads}), found {hidden}"));
+        }
         let mut want = |ok: bool, problem: String| {
             if !ok {
                 problems.push(problem);
@@ -343,6 +355,18 @@ fn refusal(origin: &str, problems: &[String]) -> Error {
     ))
 }
 
+/// Puts the fields of `found` in place of those of `known`; a policy's configuration as a whole.
+fn overlay(known: &mut toml::Table, found: toml::Table) {
+    for (name, value) in found {
+        match (known.get_mut(&name), value) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(value)) if name != "config" => overlay(inner, value),
+            (_, value) => {
+                known.insert(name, value);
+            }
+        }
+    }
+}
+
 /// Walks `found` beside `known` (the default spec, which has every field) and notes unknown fields and wrong types.
 fn compare(found: &toml::Table, known: &toml::Table, at: &str, problems: &mut Vec<String>) {
     for (name, value) in found {
@@ -379,6 +403,14 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_may_be_configured_without_being_named() {
+        let spec = Spec::parse("[merge.config]\nmomentum = 0.5\n[codec]\npolicy = \"int8\"\n", "x.toml").unwrap();
+        assert_eq!((spec.merge.policy.as_str(), spec.codec.policy.as_str()), ("rda", "int8"));
+        assert_eq!(spec.merge.config_json(), b"{\"momentum\":0.5}");
+        assert_eq!(Spec { merge: Spec::default().merge, codec: Spec::default().codec, ..spec }, Spec::default());
+    }
+
+    #[test]
     fn the_commented_example_says_what_the_defaults_are() {
         let text = include_str!("../examples/quickstart.toml");
         assert_eq!(Spec::parse(text, "examples/quickstart.toml").unwrap(), Spec::default());
@@ -398,7 +430,8 @@ mod tests {
         let error = Spec::parse("[model]\nhidden_size = 130\nheads = 4\n[outer]\nquorum = 0\n", "x.toml")
             .unwrap_err()
             .to_string();
-        assert!(error.contains("quorum") && error.contains("hidden_size"), "{error}");
+        assert!(error.contains("outer.quorum: expected 1"), "{error}");
+        assert!(error.contains("model.hidden_size: expected a multiple of heads (4), found 130"), "{error}");
     }
 
     #[test]

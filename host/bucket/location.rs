@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Location {
     /// The URL, or the path of a directory.
     pub url: String,
-    /// Endpoint of an S3 server other than AWS (MinIO, VersityGW, SeaweedFS, R2), addressed path-style; none for AWS.
+    /// Endpoint of an S3 server other than AWS (MinIO, VersityGW, SeaweedFS, R2), addressed path-style; none: what `AWS_ENDPOINT_URL` says, or AWS.
     pub endpoint: Option<String>,
 }
 
@@ -50,6 +50,30 @@ impl Location {
             )));
         }
         Ok(Place::File(url.into()))
+    }
+
+    /// The server's endpoint: given, or from the environment as other S3 clients have it; none for AWS.
+    ///
+    /// # Errors
+    /// It is no URL of a server.
+    fn server(&self) -> Result<Option<String>> {
+        let found =
+            self.endpoint.clone().or_else(|| std::env::var("AWS_ENDPOINT_URL").ok().filter(|url| !url.is_empty()));
+        let Some(endpoint) = found else { return Ok(None) };
+        let usable = url::Url::parse(&endpoint).is_ok_and(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
+        if !usable {
+            return Err(Error::invalid(format!(
+                "--endpoint: expected a URL such as http://127.0.0.1:9000, found `{}`",
+                endpoint.escape_debug()
+            )));
+        }
+        Ok(Some(endpoint))
+    }
+
+    /// An environment variable that a server other than AWS cannot do without.
+    fn variable(&self, name: &str) -> Result<String> {
+        std::env::var(name)
+            .map_err(|_| Error::invalid(format!("{}: the environment variable {name} is not set", self.url)))
     }
 
     /// Whether only this process can reach the bucket.
@@ -87,8 +111,14 @@ impl Location {
             Place::S3 { bucket, prefix } => {
                 // Ring is the one crypto provider of this binary; a second installation is refused and harmless.
                 let _ = rustls::crypto::ring::default_provider().install_default();
-                if create && self.endpoint.is_some() {
-                    self.create_s3_bucket(&bucket).await?;
+                let endpoint = self.server()?;
+                if let Some(endpoint) = &endpoint {
+                    // Found out here: a client without credentials would ask for those of a cloud's machine.
+                    self.variable("AWS_ACCESS_KEY_ID")?;
+                    self.variable("AWS_SECRET_ACCESS_KEY")?;
+                    if create {
+                        self.create_s3_bucket(endpoint, &bucket).await?;
+                    }
                 }
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(&bucket)
@@ -106,7 +136,7 @@ impl Location {
                 if std::env::var_os("AWS_REGION").is_none() && std::env::var_os("AWS_DEFAULT_REGION").is_none() {
                     builder = builder.with_region("us-east-1");
                 }
-                if let Some(endpoint) = &self.endpoint {
+                if let Some(endpoint) = &endpoint {
                     builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
                 }
                 let store = builder.build().map_err(|e| {
@@ -121,25 +151,20 @@ impl Location {
         }
     }
 
-    async fn create_s3_bucket(&self, bucket: &str) -> Result<()> {
+    async fn create_s3_bucket(&self, endpoint: &str, bucket: &str) -> Result<()> {
         use aws_sdk_s3::config::{
             BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
         };
-        let variable = |name: &str| {
-            std::env::var(name)
-                .map_err(|_| Error::invalid(format!("{}: the environment variable {name} is not set", self.url)))
-        };
         let token = std::env::var("AWS_SESSION_TOKEN").ok();
         let credentials = Credentials::new(
-            variable("AWS_ACCESS_KEY_ID")?,
-            variable("AWS_SECRET_ACCESS_KEY")?,
+            self.variable("AWS_ACCESS_KEY_ID")?,
+            self.variable("AWS_SECRET_ACCESS_KEY")?,
             token,
             None,
             "environment",
         );
         let region =
             std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".into());
-        let endpoint = self.endpoint.clone().unwrap_or_default();
         let http = aws_smithy_http_client::Builder::new()
             .tls_provider(aws_smithy_http_client::tls::Provider::Rustls(
                 aws_smithy_http_client::tls::rustls_provider::CryptoMode::Ring,
@@ -150,15 +175,30 @@ impl Location {
             .http_client(http)
             .credentials_provider(credentials)
             .region(Region::new(region))
-            .endpoint_url(&endpoint)
+            .endpoint_url(endpoint)
             .force_path_style(true)
             // Servers other than AWS need not know the newer checksums.
             .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
             .build();
         let client = aws_sdk_s3::Client::from_conf(config);
-        if client.head_bucket().bucket(bucket).send().await.is_ok() {
-            return Ok(());
+        let Err(absent) = client.head_bucket().bucket(bucket).send().await else { return Ok(()) };
+        match absent.raw_response().map(|answer| answer.status().as_u16()) {
+            Some(404) => {}
+            Some(401 | 403) => {
+                return Err(Error::invalid(format!(
+                    "{}: {endpoint} refuses the credentials; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                    self.url
+                ))
+                .because(absent));
+            }
+            _ => {
+                return Err(Error::unavailable(format!(
+                    "{}: {endpoint} does not answer; check the endpoint",
+                    self.url
+                ))
+                .because(absent));
+            }
         }
         let made = client.create_bucket().bucket(bucket).send().await;
         match made {

@@ -40,6 +40,15 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     let url = arguments.bucket.clone().unwrap_or_else(|| format!("file:{HOME}/bucket"));
     let location = Location { url, endpoint: arguments.server.endpoint.clone() };
     // Checked before anything is made: a spec that cannot run leaves nothing behind.
+    if let Some(report) = arguments.report.as_ref().filter(|report| report.is_dir()) {
+        return Err(Error::invalid(format!(
+            "--report {}: expected a file or a free name, found a folder",
+            report.display()
+        )));
+    }
+    if let Some(out) = arguments.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
+        return Err(Error::invalid(format!("--out {}: expected a folder or a free name, found a file", out.display())));
+    }
     let draft = Draft::new(&spec, &runtime)?;
     let store = location.open(true).await?;
     let fresh_name = arguments.bucket.is_none() && arguments.spec.run.is_none();
@@ -50,8 +59,11 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     let corpus = draft.corpus.clone();
     let run = draft.submit(store).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));
-    std::fs::create_dir_all(&out)
-        .map_err(|e| Error::invalid(format!("{}: cannot be made", out.display())).because(e))?;
+    // What the end of the run writes to is made at its beginning, so that hours of training are not reported nowhere.
+    for folder in [Some(out.as_path()), arguments.report.as_deref().and_then(Path::parent)].into_iter().flatten() {
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Error::invalid(format!("{}: cannot be made", folder.display())).because(e))?;
+    }
 
     eprintln!(
         "run {}: {} islands on {} cores, {} parameters in {} fragments, bucket {}",

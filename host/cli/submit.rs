@@ -10,7 +10,7 @@ use crate::bucket::{Bucket, Location};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
-use crate::outer::Fragments;
+use crate::outer::{Fragments, norm};
 use crate::policy::{Codec, Contribution, Round, Runtime};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::{RoundInput, Rules, merge_round};
@@ -69,7 +69,7 @@ impl Draft {
             .load(&codec_wasm)
             .and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
         opened.map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e))?;
-        try_merge(&fragments, &merge_wasm, &merge, runtime)?;
+        try_merge(spec, &merge, &merge_wasm, &fragments, runtime)?;
         let record = RunRecord {
             format: FORMAT,
             nonce: nonce(),
@@ -130,26 +130,29 @@ fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(Polic
     Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
 }
 
-/// Merges one made-up offer of the smallest fragment, so that a policy which does not accept its configuration is refused before the run
-/// exists.
-fn try_merge(fragments: &Fragments, wasm: &[u8], merge: &PolicyUse, runtime: &Runtime) -> Result<()> {
-    let failed = |e: crate::policy::Error| Error::invalid("merge: the policy cannot be loaded").because(e);
-    let policy = runtime.load(wasm).map_err(failed)?;
-    let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).unwrap_or(0);
+/// Merges one made-up offer, the smallest fragment's: what the policy says to its configuration now, the syncer would find out later.
+fn try_merge(spec: &Spec, merge: &PolicyUse, wasm: &[u8], fragments: &Fragments, runtime: &Runtime) -> Result<()> {
+    let refused = |e| Error::invalid("merge: the policy does not merge with its configuration").because(e);
+    let policy = runtime.load(wasm).map_err(|e| Error::invalid("merge.policy").because(e))?;
+    let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).expect("there is a fragment");
     let values = vec![1e-3; fragments.elements(p)];
-    let facts =
-        Contribution { island: "trial".into(), tokens: 1, steps: 1, staleness: 0, norm: crate::outer::norm(&values) };
+    let contribution =
+        Contribution { island: "island-0".into(), tokens: 1, steps: 1, staleness: 0, norm: norm(&values) };
     let input = RoundInput {
-        round: Round { index: p as u64, fragment: p as u32, version: 0, tokens_merged: 0, token_budget: 1 },
+        round: Round {
+            index: (fragments.count() + p) as u64,
+            fragment: p as u32,
+            version: 0,
+            tokens_merged: 0,
+            token_budget: spec.tokens,
+        },
         tensors: &fragments.policy_tensors(p),
-        contributions: vec![(facts, values)],
-        parameters: vec![0.0; fragments.elements(p)],
+        contributions: vec![(contribution, values.clone())],
+        parameters: values,
         state: Vec::new(),
         memo: Vec::new(),
     };
-    merge_round(&policy, merge.config.as_bytes(), input, 1)
-        .map(|_| ())
-        .map_err(|e| Error::invalid("merge: the policy does not accept its configuration, or cannot merge a trial offer").because(e))
+    merge_round(&policy, merge.config.as_bytes(), input, 1).map(|_| ()).map_err(refused)
 }
 
 /// `tombolo submit`.

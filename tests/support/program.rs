@@ -332,17 +332,18 @@ impl Ended {
         self
     }
 
-    /// The one error that it ended with, without the `error: ` before it.
+    /// The one error that it ended with, without the `error: ` before it, and what followed.
     ///
     /// # Panics
     /// If it did not end with this exit code, or did not say exactly one error.
     pub fn error(&self, code: i32) -> &str {
         let said = format!("`tombolo {}` said:\n{}\n{}", self.arguments, self.stdout, self.stderr);
         assert_eq!(self.code(), Some(code), "{said}");
-        let errors: Vec<&str> = self.stderr.split("error: ").skip(1).collect();
-        assert!(self.stderr.starts_with("error: ") || self.stderr.contains("\nerror: "), "{said}");
         assert!(!said.contains("panicked"), "{said}");
-        errors.first().expect("an error is said")
+        let errors = self.stderr.match_indices("error: ").map(|(at, _)| at);
+        let starts: Vec<usize> = errors.filter(|&at| at == 0 || self.stderr.as_bytes()[at - 1] == b'\n').collect();
+        assert_eq!(starts.len(), 1, "one error: {said}");
+        &self.stderr[starts[0]..]["error: ".len()..]
     }
 }
 
