@@ -338,8 +338,7 @@ fn the_public_trace_of_a_linear_model_is_met() {
     }
     let runtime = Runtime::new(Limits::default(), None).unwrap();
     let tensors = Fragments::partition(&layout(3), 1).unwrap().policy_tensors(0);
-    let contribution =
-        |i: usize| Contribution { island: format!("{i}"), tokens: 6, steps: 3, staleness: 0, norm: 1.0 };
+    let contribution = |i: usize| Contribution { island: format!("{i}"), tokens: 6, steps: 3, staleness: 0, norm: 1.0 };
     let delta = |i: usize| start.iter().zip(islands[i]).map(|(s, t)| s - t).collect::<Vec<f32>>();
     let input = RoundInput {
         round: Round { index: 1, fragment: 0, version: 0, tokens_merged: 0, token_budget: 100 },

@@ -56,7 +56,10 @@ impl Bucket {
                 let bytes = found.bytes().await.map_err(unavailable)?;
                 // A body that was cut off on its way must not be taken for what the bucket holds.
                 if bytes.len() as u64 != announced {
-                    return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", bytes.len())));
+                    return Err(Error::unavailable(format!(
+                        "{key}: expected {announced} bytes, found {}",
+                        bytes.len()
+                    )));
                 }
                 Ok(Some(bytes))
             }

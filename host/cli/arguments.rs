@@ -186,6 +186,12 @@ pub struct BenchArguments {
     /// Seeds to measure, from the spec's on
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
+    /// Leave out data-parallel training, to compare variants of the islands alone
+    #[arg(long)]
+    pub no_baseline: bool,
+    /// Threads of the trainer (default: all cores)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -16,7 +16,18 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
     let outer = &run.record.spec.outer;
     let mut tail = Tail::new(Ledger::new(run.fragments.count(), outer.staleness_max, &run.record.merge.hash));
     if !arguments.json {
-        say!("{:>9} {:>9} {:<16} {:>5} {:>9} {:>9} {:>6} {:>10} {:>8}  fate", "commit", "round", "island", "life", "base", "tokens", "steps", "norm", "weight");
+        say!(
+            "{:>9} {:>9} {:<16} {:>5} {:>9} {:>9} {:>6} {:>10} {:>8}  fate",
+            "commit",
+            "round",
+            "island",
+            "life",
+            "base",
+            "tokens",
+            "steps",
+            "norm",
+            "weight"
+        );
     }
     while let Some(read) = tail.advance(&run.bucket, 1).await?.pop() {
         let entry = match read {
@@ -55,7 +66,13 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
     }
     let fates = &tail.ledger.fates;
     if !arguments.json {
-        say!("{} merged, {} late, {} superseded, {} refused", fates.merged, fates.late, fates.superseded, fates.refused);
+        say!(
+            "{} merged, {} late, {} superseded, {} refused",
+            fates.merged,
+            fates.late,
+            fates.superseded,
+            fates.refused
+        );
     }
     Ok(())
 }

@@ -22,27 +22,38 @@ pub fn command(arguments: &BenchArguments) -> Result<()> {
     );
     say!(
         "{:>6} {:>7} {:>8} {:>14} {:>9} {:>8} {:>12}",
-        "seed", "steps", "rounds", "data-parallel", "islands", "gap", "full rounds"
+        "seed",
+        "steps",
+        "rounds",
+        "data-parallel",
+        "islands",
+        "gap",
+        "full rounds"
     );
     let mut gaps = Vec::new();
     for seed in 0..arguments.seeds {
         let mut spec = spec.clone();
         spec.seed += seed;
-        let quality = Quality { spec, steps: arguments.steps, threads: cores() };
+        let threads = arguments.threads.unwrap_or_else(cores);
+        let quality = Quality { spec, steps: arguments.steps, threads, baseline: !arguments.no_baseline };
         let c = compare(&quality, &corpus, &runtime)?;
+        let (baseline, gap) = match (c.data_parallel, c.gap()) {
+            (Some(loss), Some(gap)) => (format!("{loss:.4}"), format!("{:+.2}%", gap * 100.0)),
+            _ => ("-".to_string(), "-".to_string()),
+        };
         say!(
-            "{:>6} {:>7} {:>8} {:>14.4} {:>9.4} {:>+7.2}% {:>11.1}%",
+            "{:>6} {:>7} {:>8} {baseline:>14} {:>9.4} {gap:>8} {:>11.1}%",
             quality.spec.seed,
             c.steps,
             c.rounds,
-            c.data_parallel,
             c.islands,
-            c.gap() * 100.0,
             c.full_rounds * 100.0
         );
-        gaps.push(c.gap());
+        gaps.extend(c.gap());
     }
-    say!("mean gap {:+.2}% over {} seeds", gaps.iter().sum::<f64>() / gaps.len() as f64 * 100.0, gaps.len());
+    if !gaps.is_empty() {
+        say!("mean gap {:+.2}% over {} seeds", gaps.iter().sum::<f64>() / gaps.len() as f64 * 100.0, gaps.len());
+    }
     Ok(())
 }
 
@@ -60,6 +71,9 @@ pub fn sim_command(arguments: &SimArguments) -> Result<()> {
             eprintln!("seed {seed}: {rounds} rounds, {blows} blows so far");
         }
     }
-    say!("{} seeds: {rounds} rounds committed under {blows} blows, {recomputed} merges recomputed, every invariant held", seeds.end - seeds.start);
+    say!(
+        "{} seeds: {rounds} rounds committed under {blows} blows, {recomputed} merges recomputed, every invariant held",
+        seeds.end - seeds.start
+    );
     Ok(())
 }

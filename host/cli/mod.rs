@@ -10,8 +10,8 @@ macro_rules! say {
 
 mod arguments;
 mod assembly;
-mod bench;
 mod audit;
+mod bench;
 mod export;
 mod fleet;
 mod role;

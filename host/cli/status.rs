@@ -49,7 +49,10 @@ async fn show(run: &Run) -> Result<()> {
     let fates = &ledger.fates;
     say!(
         "  offers: {} merged, {} late, {} superseded, {} refused",
-        fates.merged, fates.late, fates.superseded, fates.refused
+        fates.merged,
+        fates.late,
+        fates.superseded,
+        fates.refused
     );
     for (reason, count) in &fates.reasons {
         say!("    refused {count}: {reason}");
@@ -60,7 +63,11 @@ async fn show(run: &Run) -> Result<()> {
     if let Some(pace) = ledger.pace {
         say!(
             "  pace: rounds {:.0} ms apart, a step {:.0} ms, H {:.1} (asked {}), {} rounds open at once",
-            pace.spacing_ms, pace.step_ms, pace.sync_steps, spec.outer.sync_steps, pace.window
+            pace.spacing_ms,
+            pace.step_ms,
+            pace.sync_steps,
+            spec.outer.sync_steps,
+            pace.window
         );
     }
     let before = cards(run).await?;
@@ -70,7 +77,14 @@ async fn show(run: &Run) -> Result<()> {
     let after = cards(run).await?;
     say!(
         "  {:<16} {:>5} {:>9} {:>9} {:>12} {:>7} {:>9} {:>7}  state",
-        "island", "life", "step", "tokens", "tokens/s", "loss", "adopted", "waits"
+        "island",
+        "life",
+        "step",
+        "tokens",
+        "tokens/s",
+        "loss",
+        "adopted",
+        "waits"
     );
     for (name, card) in &after {
         let moved = before.get(name).is_some_and(|b| (b.incarnation, b.counter) != (card.incarnation, card.counter));

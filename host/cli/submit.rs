@@ -166,7 +166,8 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     let run = draft.submit(location.open(true).await?).await?;
     say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
-        run.record.spec.run, location.url
+        run.record.spec.run,
+        location.url
     );
     say!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
     say!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());

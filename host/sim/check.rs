@@ -50,7 +50,8 @@ pub async fn check_bucket(store: &Arc<dyn ObjectStore>, run: &str, desk: &Desk) 
         if **key != expected {
             return Err(wrong(format!("the log has a gap: expected {expected}, found {key}")));
         }
-        let bytes = store.get(&Path::from(key.as_str())).await.map_err(unreadable)?.bytes().await.map_err(unreadable)?;
+        let bytes =
+            store.get(&Path::from(key.as_str())).await.map_err(unreadable)?.bytes().await.map_err(unreadable)?;
         all.extend_from_slice(&bytes);
         let entry: Value = serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{key} is not JSON: {e}")))?;
         state.take(&entry, &mut checked).map_err(|e| wrong(format!("{key}: {e}")))?;
@@ -92,7 +93,8 @@ impl State {
             Some("start") => {
                 let versions = entry["versions"].as_array().cloned().unwrap_or_default();
                 for version in &versions {
-                    self.versions.push((number(version, "round")?, version["hash"].as_str().unwrap_or_default().into()));
+                    self.versions
+                        .push((number(version, "round")?, version["hash"].as_str().unwrap_or_default().into()));
                 }
                 self.tokens = vec![0; versions.len()];
                 Ok(())
@@ -128,7 +130,8 @@ impl State {
         }
         let mut tokens = 0;
         for offer in entry["offers"].as_array().into_iter().flatten() {
-            let (island, life) = (offer["island"].as_str().unwrap_or_default().to_string(), number(offer, "incarnation")?);
+            let (island, life) =
+                (offer["island"].as_str().unwrap_or_default().to_string(), number(offer, "incarnation")?);
             if !self.fated.insert((number(offer, "round")?, island.clone(), life)) {
                 return Err(wrong(format!("a second fate for {offer}")));
             }
@@ -141,7 +144,9 @@ impl State {
             let from = number(offer, "base")?;
             let before = self.merged.insert((island.clone(), p as u64), round);
             if before.is_some_and(|before| before > from) {
-                return Err(wrong(format!("tokens of {island} since round {from} were merged in round {before:?} already")));
+                return Err(wrong(format!(
+                    "tokens of {island} since round {from} were merged in round {before:?} already"
+                )));
             }
             if before == Some(round) {
                 return Err(wrong(format!("{island} is merged twice")));
@@ -157,7 +162,10 @@ impl State {
         }
         self.tokens[p] += tokens;
         if number(entry, "fragment_tokens")? != self.tokens[p] {
-            return Err(wrong(format!("the fragment has {} tokens, it says {}", self.tokens[p], entry["fragment_tokens"])));
+            return Err(wrong(format!(
+                "the fragment has {} tokens, it says {}",
+                self.tokens[p], entry["fragment_tokens"]
+            )));
         }
         if number(entry, "tokens")? != self.tokens.iter().sum::<u64>() / fragments {
             return Err(wrong(format!("the run's tokens do not add up: {}", entry["tokens"])));

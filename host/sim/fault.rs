@@ -136,7 +136,11 @@ impl Link {
             self.trap.spring().await;
         }
         self.thawed().await;
-        if self.draw(|f| f.after) { Err(lost("the connection was closed after the request was applied")) } else { answer }
+        if self.draw(|f| f.after) {
+            Err(lost("the connection was closed after the request was applied"))
+        } else {
+            answer
+        }
     }
 
     async fn thawed(&self) {

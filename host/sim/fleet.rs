@@ -153,8 +153,7 @@ impl Fleet {
     /// Never, on a store in memory.
     pub async fn ledger(&self) -> Result<Ledger> {
         let outer = &self.record.spec.outer;
-        let mut tail =
-            Tail::new(Ledger::new(self.fragments.count(), outer.staleness_max, &self.record.merge.hash));
+        let mut tail = Tail::new(Ledger::new(self.fragments.count(), outer.staleness_max, &self.record.merge.hash));
         tail.advance(&Bucket::new(self.store.clone(), &self.record.spec.run), usize::MAX).await?;
         Ok(tail.ledger)
     }
@@ -264,7 +263,9 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
             process.link.freeze(false);
         }
         processes.push(fleet.start(Role::Syncer, calm));
-        while processes.iter().filter(|p| matches!(p.role, Role::Island(..)) && !p.tasks.is_empty()).count() < islands.max(2) {
+        while processes.iter().filter(|p| matches!(p.role, Role::Island(..)) && !p.tasks.is_empty()).count()
+            < islands.max(2)
+        {
             let role = Role::Island(format!("healed-{}", processes.len()), step(&mut random));
             processes.push(fleet.start(role, calm));
         }

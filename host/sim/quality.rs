@@ -31,6 +31,8 @@ pub struct Quality {
     pub steps: u64,
     /// Threads of every trainer.
     pub threads: usize,
+    /// Whether to train data-parallel too; without it there is no gap to tell.
+    pub baseline: bool,
 }
 
 /// What came out.
@@ -38,8 +40,8 @@ pub struct Quality {
 pub struct Comparison {
     /// Held-out loss of the committed model, nats per token.
     pub islands: f32,
-    /// Held-out loss of data-parallel training on the same windows.
-    pub data_parallel: f32,
+    /// Held-out loss of data-parallel training on the same windows; none if it was not asked for.
+    pub data_parallel: Option<f32>,
     /// Inner steps that an island took on average, and that data-parallel training took.
     pub steps: u64,
     /// Rounds committed.
@@ -50,8 +52,8 @@ pub struct Comparison {
 
 impl Comparison {
     /// How far the islands are behind, as a share of the data-parallel loss.
-    pub fn gap(&self) -> f64 {
-        f64::from(self.islands) / f64::from(self.data_parallel) - 1.0
+    pub fn gap(&self) -> Option<f64> {
+        self.data_parallel.map(|baseline| f64::from(self.islands) / f64::from(baseline) - 1.0)
     }
 }
 
@@ -116,12 +118,15 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     })?;
     let mut evaluator = Evaluator::new(&spec, corpus, quality.threads)?;
     let islands = evaluator.score(&committed)?;
-    let parallel = data_parallel(&spec, &blocks, &taken, steps, trainer()?)?;
-    let data_parallel = evaluator.score(parallel.parameters())?;
+    let mut baseline = None;
+    if quality.baseline {
+        let parallel = data_parallel(&spec, &blocks, &taken, steps, trainer()?)?;
+        baseline = Some(evaluator.score(parallel.parameters())?);
+    }
     let full = ledger.breadth.get(&(spec.islands as u64)).copied().unwrap_or(0);
     Ok(Comparison {
         islands,
-        data_parallel,
+        data_parallel: baseline,
         steps,
         rounds: ledger.rounds_committed(),
         full_rounds: full as f64 / ledger.rounds_committed().max(1) as f64,

@@ -64,7 +64,13 @@ impl Drift {
     /// An island called `name` over `elements` numbers.
     pub fn new(name: &str, elements: usize) -> Drift {
         let name = name.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
-        Drift { parameters: vec![0.0; elements], first: vec![0.0; elements], second: vec![0.0; elements], steps: 0, name }
+        Drift {
+            parameters: vec![0.0; elements],
+            first: vec![0.0; elements],
+            second: vec![0.0; elements],
+            steps: 0,
+            name,
+        }
     }
 }
 
@@ -80,7 +86,8 @@ impl Inner for Drift {
     fn step(&mut self, _learning_rate: f32) -> Result<Stepped> {
         self.steps += 1;
         for (i, p) in self.parameters.iter_mut().enumerate() {
-            let noise = (self.name ^ self.steps.wrapping_mul(0x9e37_79b9) ^ i as u64).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
+            let noise =
+                (self.name ^ self.steps.wrapping_mul(0x9e37_79b9) ^ i as u64).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
             *p += noise as f32 / (1u64 << 24) as f32 - 0.4;
         }
         Ok(Stepped { loss: 1.0, tokens: 8, repeated: 0 })

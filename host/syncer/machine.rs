@@ -327,7 +327,8 @@ impl Machine {
                 self.pending.push(facts.record(0.0, Fate::Late));
             }
         }
-        let outranked = |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
+        let outranked =
+            |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
         let superseded: Vec<OfferId> = self.good.keys().filter(|id| outranked(id)).cloned().collect();
         for id in superseded {
             let (facts, _) = self.good.remove(&id).expect("just listed");

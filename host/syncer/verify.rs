@@ -37,8 +37,7 @@ impl Verified {
 /// # Errors
 /// The bucket does not answer, or the policies cannot be run.
 pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> Result<Verified> {
-    let empty =
-        Ledger::new(desk.fragments.count(), desk.record.spec.outer.staleness_max, &desk.record.merge.hash);
+    let empty = Ledger::new(desk.fragments.count(), desk.record.spec.outer.staleness_max, &desk.record.merge.hash);
     let mut tail = Tail::new(empty);
     let mut verified = Verified::default();
     loop {
@@ -125,7 +124,11 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
         return Err(Error::corrupt("the merge gives another state of the outer optimiser"));
     }
     if memo != output.memo {
-        return Err(Error::corrupt(format!("the policy remembers {}, the state says {}", hex(&output.memo), hex(&memo))));
+        return Err(Error::corrupt(format!(
+            "the policy remembers {}, the state says {}",
+            hex(&output.memo),
+            hex(&memo)
+        )));
     }
     Ok(())
 }
