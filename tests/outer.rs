@@ -166,6 +166,7 @@ impl Bench {
             codec: world.codec.clone(),
             merge: world.merge.clone(),
             threads: 1,
+            eager: true,
             sink: Sink::Null,
             beat_every: STEP,
         };

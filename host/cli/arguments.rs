@@ -122,6 +122,9 @@ pub struct IslandArguments {
     /// The text, where it lies elsewhere on this machine than the spec says
     #[arg(long, value_name = "PATH")]
     pub data: Option<String>,
+    /// Also stand by as a syncer, and take the role when the acting one's beat stops
+    #[arg(long)]
+    pub may_sync: bool,
     /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
     #[arg(long, hide = true)]
     pub supervised: bool,

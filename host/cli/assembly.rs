@@ -182,6 +182,7 @@ impl Run {
             codec: self.policy(runtime, &self.record.codec).await?,
             merge: self.policy(runtime, &self.record.merge).await?,
             threads,
+            eager: true,
             sink,
             beat_every: BEAT_EVERY,
         })

@@ -1,6 +1,7 @@
 //! The roles that `tombolo run` starts: processes of their own, or tasks of this process where only this process can reach the bucket.
 
 use super::assembly::Run;
+use super::role::told;
 use super::supervise::{Exit, Launches, Process, Verdict};
 use crate::bucket::Location;
 use crate::clock::{self, Instant};
@@ -48,11 +49,6 @@ pub struct Tasks {
     drain_syncer: watch::Sender<bool>,
 }
 
-async fn asked(mut receiver: watch::Receiver<bool>) {
-    // A sender that is gone means the same.
-    let _ = receiver.wait_for(|asked| *asked).await;
-}
-
 impl Fleet {
     /// Islands and a syncer as processes of this program.
     pub fn processes(location: &Location, spec: &Spec, threads: usize, events: mpsc::Sender<Event>) -> Result<Fleet> {
@@ -77,6 +73,7 @@ impl Fleet {
             .map(|i| {
                 let name = format!("island-{i}");
                 let mut more = vec!["--name".to_string(), name.clone(), "--threads".to_string(), threads.to_string()];
+                more.push("--may-sync".to_string());
                 if !spec.data.path.is_empty() {
                     more.extend(["--data".to_string(), spec.data.path.clone()]);
                 }
@@ -105,14 +102,14 @@ impl Fleet {
         for i in 0..spec.islands {
             let data = (!spec.data.path.is_empty()).then_some(spec.data.path.as_str());
             let site = run.site(runtime, &format!("island-{i}"), threads, data, sink.clone()).await?;
-            let asked = asked(islands_asked.clone());
+            let asked = told(islands_asked.clone());
             islands.spawn(async move {
                 let joined = island::join(site).await?;
                 island::run(joined, Drive::Thread, asked).await.map(|_| ())
             });
         }
         let desk = run.desk(runtime, 1, sink).await?;
-        syncers.spawn(async move { syncer::run(desk, asked(syncer_asked)).await.map(|_| ()) });
+        syncers.spawn(async move { syncer::run(desk, told(syncer_asked)).await.map(|_| ()) });
         Ok(Fleet::Tasks(Tasks { islands, syncer: syncers, drain_islands, drain_syncer }))
     }
 

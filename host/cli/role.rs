@@ -6,10 +6,11 @@ use crate::bucket::Location;
 use crate::error::{Error, Result};
 use crate::event::Sink;
 use crate::island::{self, Drive};
-use crate::syncer;
+use crate::syncer::{self, Desk};
 use std::future::Future;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 pub fn location(target: &Target) -> Location {
     Location { url: target.bucket.clone(), endpoint: target.server.endpoint.clone() }
@@ -43,6 +44,11 @@ fn drained(supervised: bool) -> Result<impl Future<Output = ()>> {
     })
 }
 
+/// Completes when the channel says so, or its sender is gone.
+pub async fn told(mut receiver: watch::Receiver<bool>) {
+    let _ = receiver.wait_for(|told| *told).await;
+}
+
 fn sink(supervised: bool) -> Sink {
     if supervised { Sink::Lines } else { Sink::Words }
 }
@@ -56,7 +62,24 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     let sink = sink(arguments.supervised);
     let site = run.site(&runtime, &arguments.name, threads, arguments.data.as_deref(), sink.clone()).await?;
     let joined = island::join(site).await?;
+    let (stand_down, asked) = watch::channel(false);
+    let standby = if arguments.may_sync {
+        let desk = Desk { eager: false, ..run.desk(&runtime, 1, sink.clone()).await? };
+        Some(tokio::spawn(syncer::run(desk, told(asked))))
+    } else {
+        None
+    };
     let outcome = island::run(joined, Drive::Thread, drain).await?;
+    if let Some(standby) = standby {
+        // Nobody listening means that it has ended already.
+        let _ = stand_down.send(true);
+        match standby.await {
+            Ok(Ok(_)) => {}
+            // The island has done its own work; another syncer goes on.
+            Ok(Err(error)) => sink.note(&arguments.name, format!("its syncer ended: {}", error.chain())),
+            Err(error) => return Err(Error::bug("the syncer beside an island panicked").because(error)),
+        }
+    }
     let why = outcome.stopped.unwrap_or_else(|| "it was told to drain".into());
     sink.note(&arguments.name, format!("ends at step {}: {why}", outcome.status.step));
     Ok(())

@@ -212,6 +212,7 @@ impl Parts {
             codec: self.codec.clone(),
             merge: self.merge.clone(),
             threads: 1,
+            eager: true,
             sink: Sink::Null,
             beat_every: Duration::from_millis(500),
         }

@@ -106,6 +106,7 @@ impl World {
             codec: self.codec.clone(),
             merge: self.merge.clone(),
             threads: 1,
+            eager: true,
             sink: Sink::Null,
             beat_every,
         };

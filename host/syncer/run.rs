@@ -49,6 +49,8 @@ pub struct Desk {
     pub merge: Policy,
     /// Threads of a merge.
     pub threads: usize,
+    /// Whether it takes a role that nobody has yet at once.
+    pub eager: bool,
     /// Where events go.
     pub sink: Sink,
     /// Time between two beats.
@@ -256,17 +258,19 @@ impl Syncer {
     async fn stand_by(&mut self) -> Result<Next> {
         let desk = self.desk.clone();
         let now = clock::now();
-        let silent = match self.ledger().acting.clone() {
-            None => true,
+        // Nobody has the role yet: a syncer takes it at once, one beside an island leaves it to a syncer first.
+        let (acting, counter) = match self.ledger().acting.clone() {
             Some(acting) => {
                 let counter = desk.bucket.beat(&acting).await?.map_or(0, |b| b.counter);
-                let same = self.watched.as_ref().is_some_and(|(id, c, _)| (id, *c) == (&acting, counter));
-                if !same {
-                    self.watched = Some((acting, counter, now));
-                }
-                self.watched.as_ref().is_some_and(|(_, _, at)| now - *at > desk.beat_every * MISSED_BEATS)
+                (acting, counter)
             }
+            None => (String::new(), 0),
         };
+        if !self.watched.as_ref().is_some_and(|(id, c, _)| (id, *c) == (&acting, counter)) {
+            self.watched = Some((acting.clone(), counter, now));
+        }
+        let quiet = self.watched.as_ref().map_or(Duration::ZERO, |(_, _, at)| now - *at);
+        let silent = quiet > desk.beat_every * MISSED_BEATS || (acting.is_empty() && desk.eager);
         if silent {
             let term = self.ledger().term + 1;
             if self.append(Body::Term { number: term }, term).await? {
