@@ -1,7 +1,7 @@
 //! Tombolo trains one language model on many islands of compute that never talk to each other. They meet in an object-storage bucket;
 //! WebAssembly policies decide how updates are compressed and merged.
 //!
-//! Modules import one way, each only those above it: `error`, `nonce`, `clock`, `spec`; `policy`, `data`, `report`; `outer`; `bucket`; `event`;
+//! Modules import one way, each only those above it: `error`, `nonce`, `clock`, `spec`; `policy`, `data`, `report`, `score`; `outer`; `bucket`; `event`;
 //! `island` and `syncer` (which never import each other); `sim`; `cli`.
 
 pub mod bucket;

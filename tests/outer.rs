@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
-use tombolo::bucket::record::{Body, Entry, FORMAT, Fate, PolicyUse, RunRecord, Version};
+use tombolo::bucket::record::{Body, Entry, FORMAT, Fate, PolicyUse, RunRecord};
 use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId};
 use tombolo::clock::{self, Duration};
 use tombolo::error::Result;
@@ -45,13 +45,7 @@ async fn world(spec: Spec, tensors: usize, islands: usize) -> Result<World> {
         spec,
     };
     let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
-    let mut versions = Vec::new();
-    for p in 0..fragments.count() {
-        let hash = bucket.put_fragment(&fragments, p, p as u64, &vec![0.0; fragments.elements(p)]).await?;
-        versions.push(Version { round: p as u64, hash, state: None });
-    }
-    let body = Body::Start { versions, window: 1 };
-    bucket.append(&Entry { format: FORMAT, seq: 0, nonce: "n".into(), writer: "test".into(), term: 0, body }).await?;
+    bucket.start(&fragments, &vec![0.0; tensors], 1, "test").await?;
     Ok(World { bucket, record, layout, fragments, codec, merge, steps: vec![STEP; islands] })
 }
 
@@ -344,8 +338,7 @@ fn the_public_trace_of_a_linear_model_is_met() {
     }
     let runtime = Runtime::new(Limits::default(), None).unwrap();
     let tensors = Fragments::partition(&layout(3), 1).unwrap().policy_tensors(0);
-    let contribution =
-        |i: usize| Contribution { island: format!("{i}"), tokens: 6, steps: 3, staleness: 0, norm: 1.0 };
+    let contribution = |i: usize| Contribution { island: format!("{i}"), tokens: 6, steps: 3, staleness: 0, norm: 1.0 };
     let delta = |i: usize| start.iter().zip(islands[i]).map(|(s, t)| s - t).collect::<Vec<f32>>();
     let input = RoundInput {
         round: Round { index: 1, fragment: 0, version: 0, tokens_merged: 0, token_budget: 100 },

@@ -121,6 +121,11 @@ impl Keys {
         self.key(format_args!("offer/{round:020}"))
     }
 
+    /// The round of a folder of offers.
+    pub fn parse_round(&self, folder: &Path) -> Option<u64> {
+        number(folder.filename()?, 20)
+    }
+
     /// The folder of all offers.
     pub fn all_offers(&self) -> Path {
         self.key(format_args!("offer"))

@@ -300,6 +300,8 @@ impl Ledger {
                 &"one offer",
                 &offer.id.island,
             )?;
+            let newest = self.incarnations.get(&offer.id.island).copied().unwrap_or(0);
+            rule(offer.id.incarnation >= newest, "a superseded life is not merged", &newest, &offer.id.incarnation)?;
             rule(
                 offer.weight.is_finite() && offer.weight > 0.0,
                 "a merged offer has a weight",

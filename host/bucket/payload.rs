@@ -205,7 +205,8 @@ pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, byte
     if found.meta.size > bytes_max {
         return Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found {}", found.meta.size)));
     }
-    let mut body = Vec::with_capacity(found.meta.size as usize);
+    let announced = found.meta.size;
+    let mut body = Vec::with_capacity(announced as usize);
     let mut stream = found.into_stream();
     while let Some(part) = stream.next().await {
         let part = part.map_err(unavailable)?;
@@ -215,6 +216,10 @@ pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, byte
             )));
         }
         body.extend_from_slice(&part);
+    }
+    // A body that was cut off on its way is no damaged object.
+    if body.len() as u64 != announced {
+        return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", body.len())));
     }
     parse(key.as_ref(), body.into())
 }

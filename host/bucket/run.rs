@@ -51,7 +51,18 @@ impl Bucket {
                 "{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}",
                 found.meta.size
             ))),
-            Ok(found) => found.bytes().await.map(Some).map_err(unavailable),
+            Ok(found) => {
+                let announced = found.meta.size;
+                let bytes = found.bytes().await.map_err(unavailable)?;
+                // A body that was cut off on its way must not be taken for what the bucket holds.
+                if bytes.len() as u64 != announced {
+                    return Err(Error::unavailable(format!(
+                        "{key}: expected {announced} bytes, found {}",
+                        bytes.len()
+                    )));
+                }
+                Ok(Some(bytes))
+            }
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(unavailable(error)),
         }
@@ -208,6 +219,22 @@ impl Bucket {
     pub async fn offers(&self, round: u64) -> Result<Vec<(OfferId, u64)>> {
         let listed = self.list(&self.keys.offers(round)).await?;
         Ok(listed.into_iter().filter_map(|(key, size)| self.keys.parse_offer(&key).map(|id| (id, size))).collect())
+    }
+
+    /// Rounds that have offers, ascending.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn offer_rounds(&self) -> Result<Vec<u64>> {
+        let folder = self.keys.all_offers();
+        let listed = self
+            .store
+            .list_with_delimiter(Some(&folder))
+            .await
+            .map_err(|e| Error::unavailable(format!("{folder}: cannot be listed")).because(e))?;
+        let mut rounds: Vec<u64> = listed.common_prefixes.iter().filter_map(|p| self.keys.parse_round(p)).collect();
+        rounds.sort_unstable();
+        Ok(rounds)
     }
 
     /// Names of all islands that ever wrote here, sorted.

@@ -3,9 +3,10 @@
 
 use super::key::OfferId;
 use super::payload::{self, Chunk, Object, content_hash, cut, join};
-use super::record::{FORMAT, Version};
+use super::record::{Body, Entry, FORMAT, Version};
 use super::run::Bucket;
 use crate::error::{Error, Result};
+use crate::nonce::nonce;
 use crate::outer::Fragments;
 use crate::policy::CHUNK_ELEMENTS;
 use object_store::path::Path;
@@ -143,6 +144,10 @@ fn check_same(key: &Path, what: &str, expected: &str, found: &str) -> Result<()>
     }
 }
 
+fn check_format(key: &Path, found: u32) -> Result<()> {
+    check_same(key, "format", &FORMAT.to_string(), &found.to_string())
+}
+
 fn check_content<H>(key: &Path, object: &Object<H>, stated: &str) -> Result<()> {
     check_same(key, "content hash", stated, &content_hash(&object.chunks))
 }
@@ -176,6 +181,23 @@ impl Bucket {
         Ok(hash)
     }
 
+    /// Writes the initial version of every fragment and then the log's first entry, which names them. Somebody else's first entry is as good: it
+    /// names its own objects. `parameters` are in the arena's order.
+    ///
+    /// # Errors
+    /// Unavailable; doing it again completes it.
+    pub async fn start(&self, fragments: &Fragments, parameters: &[f32], window: u64, writer: &str) -> Result<()> {
+        let mut versions = Vec::new();
+        for p in 0..fragments.count() {
+            let round = p as u64;
+            let hash = self.put_fragment(fragments, p, round, &fragments.gather(p, parameters)).await?;
+            versions.push(Version { round, hash, state: None });
+        }
+        let body = Body::Start { versions, window };
+        let entry = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: writer.to_string(), term: 0, body };
+        self.append(&entry).await.map(|_| ())
+    }
+
     /// Reads the version of fragment `p` that the log names. Shape: (elements of p).
     ///
     /// # Errors
@@ -185,6 +207,7 @@ impl Bucket {
         let lengths = lengths(fragments, p);
         let limit = bytes_max(fragments.elements(p), chunk_count(&lengths));
         let object = payload::read::<FragmentHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_content(&key, &object, &version.hash)?;
         let values = join(key.as_ref(), "parameters", &lengths, &object.chunks)?;
@@ -239,6 +262,7 @@ impl Bucket {
         let lengths = lengths(fragments, p);
         let limit = bytes_max(8 * fragments.elements(p), 8 * chunk_count(&lengths)) + (1 << 20);
         let object = payload::read::<StateHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_same(&key, "hash", hash, &state_hash(&content_hash(&object.chunks), &object.header.memo))?;
         let slots: Result<Vec<Vec<f32>>> = (0..object.header.slots)
@@ -319,6 +343,7 @@ impl Bucket {
         let lengths: Vec<usize> = layout.tensors.iter().map(|t| t.elements()).collect();
         let limit = bytes_max(3 * layout.elements(), 3 * chunk_count(&lengths));
         let object = payload::read::<CheckpointHeader>(&*self.store, &key, limit).await?;
+        check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
         check_content(&key, &object, &object.header.hash)?;
         if object.header.fragments.len() != fragments.count() {
@@ -360,13 +385,15 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes the offers of round `round`.
+    /// Removes the offers of all rounds before `round`.
     ///
     /// # Errors
     /// Unavailable.
     pub async fn prune_offers(&self, round: u64) -> Result<()> {
-        for (key, _) in self.list(&self.keys.offers(round)).await? {
-            self.delete(&key).await?;
+        for old in self.offer_rounds().await?.into_iter().filter(|&old| old < round) {
+            for (key, _) in self.list(&self.keys.offers(old)).await? {
+                self.delete(&key).await?;
+            }
         }
         Ok(())
     }

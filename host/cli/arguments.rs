@@ -25,6 +25,12 @@ pub enum Command {
     Status(StatusArguments),
     /// Write the committed model in Hugging Face form
     Export(ExportArguments),
+    /// Print every offer of a run and what became of it
+    Ledger(LedgerArguments),
+    /// Recompute the merges of a run from the objects that its log names, and compare bytes
+    Verify(VerifyArguments),
+    /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
+    Sim(SimArguments),
     /// Continue a text with an exported model
     Generate(GenerateArguments),
     /// Measure: islands against data-parallel training on the same text, on virtual time
@@ -179,5 +185,39 @@ pub struct BenchArguments {
     pub steps: u64,
     /// Seeds to measure, from the spec's on
     #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
+    /// Leave out data-parallel training, to compare variants of the islands alone
+    #[arg(long)]
+    pub no_baseline: bool,
+    /// Threads of the trainer (default: all cores)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct LedgerArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// One JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// Recompute only every N-th round
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub every: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct SimArguments {
+    /// First seed
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// How many seeds
+    #[arg(long, default_value_t = 500)]
     pub seeds: u64,
 }

@@ -71,7 +71,7 @@ pub async fn command(arguments: ExportArguments) -> Result<()> {
     let ledger = current_ledger(&run).await?;
     let model = committed_model(&run, &ledger).await?;
     write_model(&model, &arguments.dir)?;
-    println!(
+    say!(
         "run {} after {} rounds and {} tokens: written to {}",
         run.record.spec.run,
         ledger.rounds_committed(),
@@ -86,6 +86,6 @@ pub fn generate_command(arguments: &GenerateArguments) -> Result<()> {
     let model = Model::load(&arguments.dir)?;
     let sampling = Sampling { temperature: arguments.temperature, top_k: arguments.top_k, seed: arguments.seed };
     let text = continue_text(&model, &arguments.prompt, arguments.tokens, &sampling)?;
-    println!("{}{text}", arguments.prompt);
+    say!("{}{text}", arguments.prompt);
     Ok(())
 }

@@ -1,7 +1,16 @@
 //! The command line: arguments in, a role or a report out. Thin: every command reads its arguments, puts the parts together and runs them.
 
+/// Prints a line for a person. A reader that has gone away (`| head`) is no error.
+macro_rules! say {
+    ($($line:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($line)*);
+    }};
+}
+
 mod arguments;
 mod assembly;
+mod audit;
 mod bench;
 mod export;
 mod fleet;
@@ -53,6 +62,11 @@ async fn dispatch(command: Command) -> Result<()> {
         Command::Bench(arguments) => tokio::task::spawn_blocking(move || bench::command(&arguments))
             .await
             .map_err(|e| crate::error::Error::bug("the bench panicked").because(e))?,
+        Command::Ledger(arguments) => audit::ledger_command(arguments).await,
+        Command::Verify(arguments) => audit::verify_command(arguments).await,
+        Command::Sim(arguments) => tokio::task::spawn_blocking(move || bench::sim_command(&arguments))
+            .await
+            .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::arguments::RunArguments;
 use super::assembly::{Run, cores, policy_runtime, run_names};
-use super::export::{committed_model, continue_text, write_model};
+use super::export::{committed_model, continue_text, current_ledger, write_model};
 use super::fleet::Fleet;
 use super::submit::{Draft, read_spec};
 use crate::bucket::record::{Body, Fate, IslandState};
@@ -75,6 +75,14 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
         location.url
     );
     eprintln!("text: {}, {} bytes to train on", corpus.description(), corpus.training_bytes());
+    let ledger = current_ledger(&run).await?;
+    if let Some(reason) = &ledger.stopped {
+        say!("run {} has ended already ({reason}); another one needs another name (--run NAME)", spec.run);
+        let mut watch = Watch::new(run, &spec, &corpus)?;
+        watch.tail.ledger = ledger;
+        say!("{}", watch.finish(&out, arguments.report.as_deref(), &corpus, 0.0).await?);
+        return Ok(());
+    }
     let (events, incoming) = mpsc::channel(1024);
     let threads = (cores() / spec.islands).max(1);
     let fleet = if location.is_memory()? {
@@ -84,10 +92,11 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     };
     let mut watch = Watch::new(run, &spec, &corpus)?;
     let drained = watch.until_ended(fleet, incoming).await?;
-    let summary = watch.finish(&out, arguments.report.as_deref(), &corpus).await?;
-    println!("{summary}");
+    let seconds = (clock::now() - watch.started).as_secs_f64();
+    let summary = watch.finish(&out, arguments.report.as_deref(), &corpus, seconds).await?;
+    say!("{summary}");
     if drained {
-        println!("drained; the same command goes on from here");
+        say!("drained; the same command goes on from here");
     }
     Ok(())
 }
@@ -322,8 +331,7 @@ impl Watch {
     }
 
     /// Scores, draws, exports and sums up.
-    async fn finish(mut self, out: &Path, report: Option<&Path>, corpus: &Corpus) -> Result<Summary> {
-        let seconds = (clock::now() - self.started).as_secs_f64();
+    async fn finish(mut self, out: &Path, report: Option<&Path>, corpus: &Corpus, seconds: f64) -> Result<Summary> {
         self.scored().await;
         let mut evaluator = self.evaluator.take().ok_or_else(|| Error::bug("the evaluator is gone"))?;
         let ledger = self.tail.ledger.clone();
@@ -349,7 +357,7 @@ impl Watch {
         let picture = out.join("loss.svg");
         loss_curves_svg(&picture, &curves).map_err(|e| Error::invalid(e.to_string()))?;
         if std::io::stdout().is_terminal() {
-            println!("{}", loss_curves_text(78, 18, &curves));
+            say!("{}", loss_curves_text(78, 18, &curves));
         }
         let exported: PathBuf = out.join("model");
         write_model(&model, &exported)?;
@@ -357,7 +365,7 @@ impl Watch {
         let prompt = String::from_utf8_lossy(&held_out[..held_out.len().min(64)]).into_owned();
         let sampling = Sampling { temperature: 0.8, top_k: 40, seed: self.spec.seed };
         let text = continue_text(&model, &prompt, 200, &sampling)?;
-        println!("--- held-out text, continued by the model\n{prompt}|{text}\n---");
+        say!("--- held-out text, continued by the model\n{prompt}|{text}\n---");
 
         let (mut train, mut waited) = (0.0, 0.0);
         for view in &self.islands {
@@ -387,7 +395,7 @@ impl Watch {
         if let Some(report) = report {
             summary.write_json(report).map_err(failed)?;
         }
-        println!("picture: {}", picture.display());
+        say!("picture: {}", picture.display());
         Ok(summary)
     }
 }

@@ -22,7 +22,7 @@ pub async fn command(arguments: StatusArguments) -> Result<()> {
         None => run_names(&place.open(false).await?).await?,
     };
     if names.is_empty() {
-        println!("{}: no runs", place.url);
+        say!("{}: no runs", place.url);
     }
     for name in names {
         show(&Run::open(&place, Some(&name)).await?).await?;
@@ -44,23 +44,30 @@ async fn show(run: &Run) -> Result<()> {
     let ledger = current_ledger(run).await?;
     let spec = &run.record.spec;
     let state = ledger.stopped.as_deref().map_or("open".to_string(), |reason| format!("ended: {reason}"));
-    println!("run {}  ({state})", spec.run);
-    println!("  rounds committed {}, tokens merged {} of {}", ledger.rounds_committed(), ledger.tokens(), spec.tokens);
+    say!("run {}  ({state})", spec.run);
+    say!("  rounds committed {}, tokens merged {} of {}", ledger.rounds_committed(), ledger.tokens(), spec.tokens);
     let fates = &ledger.fates;
-    println!(
+    say!(
         "  offers: {} merged, {} late, {} superseded, {} refused",
-        fates.merged, fates.late, fates.superseded, fates.refused
+        fates.merged,
+        fates.late,
+        fates.superseded,
+        fates.refused
     );
     for (reason, count) in &fates.reasons {
-        println!("    refused {count}: {reason}");
+        say!("    refused {count}: {reason}");
     }
     let breadth: Vec<String> =
         ledger.breadth.iter().map(|(islands, rounds)| format!("{islands} in {rounds}")).collect();
-    println!("  islands merged per round: {}", if breadth.is_empty() { "none yet".into() } else { breadth.join(", ") });
+    say!("  islands merged per round: {}", if breadth.is_empty() { "none yet".into() } else { breadth.join(", ") });
     if let Some(pace) = ledger.pace {
-        println!(
+        say!(
             "  pace: rounds {:.0} ms apart, a step {:.0} ms, H {:.1} (asked {}), {} rounds open at once",
-            pace.spacing_ms, pace.step_ms, pace.sync_steps, spec.outer.sync_steps, pace.window
+            pace.spacing_ms,
+            pace.step_ms,
+            pace.sync_steps,
+            spec.outer.sync_steps,
+            pace.window
         );
     }
     let before = cards(run).await?;
@@ -68,15 +75,22 @@ async fn show(run: &Run) -> Result<()> {
         clock::sleep(LOOK).await;
     }
     let after = cards(run).await?;
-    println!(
+    say!(
         "  {:<16} {:>5} {:>9} {:>9} {:>12} {:>7} {:>9} {:>7}  state",
-        "island", "life", "step", "tokens", "tokens/s", "loss", "adopted", "waits"
+        "island",
+        "life",
+        "step",
+        "tokens",
+        "tokens/s",
+        "loss",
+        "adopted",
+        "waits"
     );
     for (name, card) in &after {
         let moved = before.get(name).is_some_and(|b| (b.incarnation, b.counter) != (card.incarnation, card.counter));
         let state = format!("{:?}", card.state).to_lowercase();
         let alive = if moved || state == "done" { state } else { format!("silent (was {state})") };
-        println!(
+        say!(
             "  {:<16} {:>5} {:>9} {:>9} {:>12.0} {:>7} {:>9} {:>6.2}%  {alive}",
             name,
             card.incarnation,
@@ -90,11 +104,11 @@ async fn show(run: &Run) -> Result<()> {
     }
     let last = last_commits(run, ledger.next).await?;
     for (round, islands) in &last {
-        println!("  round {round}: {}", islands.join(", "));
+        say!("  round {round}: {}", islands.join(", "));
     }
     let live = after.keys().filter(|n| before.get(*n).is_some_and(|b| b.counter != after[*n].counter)).count();
     if live > 1 && last.len() >= 4 && last.iter().all(|(_, islands)| islands.len() <= 1) {
-        println!(
+        say!(
             "  warning: {live} islands are alive but the last rounds merged one each; is the bucket slow for some of them?"
         );
     }

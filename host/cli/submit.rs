@@ -5,7 +5,7 @@
 
 use super::arguments::{SpecArguments, SubmitArguments};
 use super::assembly::{Run, cores, open_corpus, policy_runtime, policy_wasm};
-use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, RunRecord, Version};
+use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::bucket::{Bucket, Location};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
@@ -107,25 +107,8 @@ impl Draft {
             )));
         }
         if bucket.log_bytes(0).await?.is_none() {
-            let mut versions = Vec::new();
-            for p in 0..self.fragments.count() {
-                let values = self.fragments.gather(p, &self.model.parameters);
-                let hash = bucket.put_fragment(&self.fragments, p, p as u64, &values).await?;
-                versions.push(Version { round: p as u64, hash, state: None });
-            }
-            let outer = &existing.spec.outer;
-            let rules = Rules {
-                fragments: self.fragments.count() as u64,
-                sync_steps: outer.sync_steps as u64,
-                overlap_steps: outer.overlap_steps as u64,
-                quorum: outer.quorum,
-                grace_ratio: f64::from(outer.grace_ratio),
-            };
-            let body = Body::Start { versions, window: rules.window() };
-            // Somebody else's start entry is as good: it names its own objects.
-            bucket
-                .append(&Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "submit".into(), term: 0, body })
-                .await?;
+            let window = Rules::of(&existing.spec, self.fragments.count()).window();
+            bucket.start(&self.fragments, &self.model.parameters, window, "submit").await?;
         }
         Run::of(bucket, existing)
     }
@@ -181,11 +164,12 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
     let run = draft.submit(location.open(true).await?).await?;
-    println!(
+    say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
-        run.record.spec.run, location.url
+        run.record.spec.run,
+        location.url
     );
-    println!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
-    println!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
+    say!("  tombolo syncer {} --run {}", location.url, run.record.spec.run);
+    say!("  tombolo island {} --run {} --name NAME   ({} cores here)", location.url, run.record.spec.run, cores());
     Ok(())
 }

@@ -1,8 +1,15 @@
 //! Whole runs on virtual time: real islands and a real syncer, with real policies, over a store in memory whose every call takes a set time.
 //! Nothing sleeps for real; one seed gives one log. Benches and tests of the outer loop run here.
 
+mod check;
+mod fault;
+mod fleet;
 mod quality;
+pub mod toy;
 
+pub use check::{Checked, check_bucket};
+pub use fault::{Faults, Link, Trap};
+pub use fleet::{Fleet, Process, Report, Role, simulate};
 pub use quality::{Comparison, Quality, compare};
 
 use crate::bucket::record::RunRecord;

@@ -3,7 +3,7 @@
 
 use super::{World, on_virtual_time, slow_store};
 use crate::bucket::Bucket;
-use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, RunRecord, Version};
+use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, Cursor};
 use crate::error::{Error, Result};
@@ -13,6 +13,7 @@ use crate::outer::Fragments;
 use crate::policy::Runtime;
 use crate::score::Evaluator;
 use crate::spec::Spec;
+use crate::syncer::Rules;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tombolo_engine::{Batch, Layout, Model, Trainer};
@@ -30,6 +31,8 @@ pub struct Quality {
     pub steps: u64,
     /// Threads of every trainer.
     pub threads: usize,
+    /// Whether to train data-parallel too; without it there is no gap to tell.
+    pub baseline: bool,
 }
 
 /// What came out.
@@ -37,8 +40,8 @@ pub struct Quality {
 pub struct Comparison {
     /// Held-out loss of the committed model, nats per token.
     pub islands: f32,
-    /// Held-out loss of data-parallel training on the same windows.
-    pub data_parallel: f32,
+    /// Held-out loss of data-parallel training on the same windows; none if it was not asked for.
+    pub data_parallel: Option<f32>,
     /// Inner steps that an island took on average, and that data-parallel training took.
     pub steps: u64,
     /// Rounds committed.
@@ -49,8 +52,8 @@ pub struct Comparison {
 
 impl Comparison {
     /// How far the islands are behind, as a share of the data-parallel loss.
-    pub fn gap(&self) -> f64 {
-        f64::from(self.islands) / f64::from(self.data_parallel) - 1.0
+    pub fn gap(&self) -> Option<f64> {
+        self.data_parallel.map(|baseline| f64::from(self.islands) / f64::from(baseline) - 1.0)
     }
 }
 
@@ -99,16 +102,8 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     };
     let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);
     let (ledger, committed, steps, taken) = on_virtual_time(spec.seed, async {
-        let mut versions = Vec::new();
-        for p in 0..fragments.count() {
-            let values = fragments.gather(p, &initial.parameters);
-            let hash = world.bucket.put_fragment(&fragments, p, p as u64, &values).await?;
-            versions.push(Version { round: p as u64, hash, state: None });
-        }
-        let window = (spec.outer.overlap_steps * fragments.count()).div_ceil(spec.outer.sync_steps).max(1) as u64;
-        let body = Body::Start { versions, window };
-        let start = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "sim".into(), term: 0, body };
-        world.bucket.append(&start).await?;
+        let window = Rules::of(&spec, fragments.count()).window();
+        world.bucket.start(&fragments, &initial.parameters, window, "sim").await?;
         let make = |_: usize| -> Result<Box<dyn Inner>> {
             Ok(Box::new(TextInner::new(trainer()?, blocks.clone(), spec.train.batch)))
         };
@@ -123,12 +118,15 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     })?;
     let mut evaluator = Evaluator::new(&spec, corpus, quality.threads)?;
     let islands = evaluator.score(&committed)?;
-    let parallel = data_parallel(&spec, &blocks, &taken, steps, trainer()?)?;
-    let data_parallel = evaluator.score(parallel.parameters())?;
+    let mut baseline = None;
+    if quality.baseline {
+        let parallel = data_parallel(&spec, &blocks, &taken, steps, trainer()?)?;
+        baseline = Some(evaluator.score(parallel.parameters())?);
+    }
     let full = ledger.breadth.get(&(spec.islands as u64)).copied().unwrap_or(0);
     Ok(Comparison {
         islands,
-        data_parallel,
+        data_parallel: baseline,
         steps,
         rounds: ledger.rounds_committed(),
         full_rounds: full as f64 / ledger.rounds_committed().max(1) as f64,

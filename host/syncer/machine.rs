@@ -13,12 +13,15 @@ use super::offer::{Facts, Verdict};
 use crate::bucket::record::{Fate, OfferRecord, Pace};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
+use crate::spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rounds in a row without an offer after which an island is no longer waited for.
 const MISSES_MAX: u32 = 3;
 /// The longest grace window, in inner steps.
 const GRACE_STEPS_MAX: f64 = 8.0;
+/// The grace window while nobody has said yet how long a step takes, and that of the very first round, for which islands are still starting.
+const GRACE_UNKNOWN: Duration = Duration::from_secs(3);
 /// Fates of other rounds' offers that one commit carries at most.
 const RECORDS_MAX: usize = 256;
 /// A heartbeat that has not moved for this long is a dead island's.
@@ -37,9 +40,24 @@ pub struct Rules {
     pub quorum: usize,
     /// γ.
     pub grace_ratio: f64,
+    /// Islands that the run was made for; the very first round waits a little for that many.
+    pub islands: usize,
 }
 
 impl Rules {
+    /// The rules of a run with this many fragments.
+    pub fn of(spec: &Spec, fragments: usize) -> Rules {
+        let outer = &spec.outer;
+        Rules {
+            fragments: fragments as u64,
+            sync_steps: outer.sync_steps as u64,
+            overlap_steps: outer.overlap_steps as u64,
+            quorum: outer.quorum,
+            grace_ratio: f64::from(outer.grace_ratio),
+            islands: spec.islands,
+        }
+    }
+
     /// Rounds that are open at once: those that start within τ inner steps, at least one, at most one for each fragment.
     pub fn window(&self) -> u64 {
         (self.overlap_steps * self.fragments).div_ceil(self.sync_steps).clamp(1, self.fragments)
@@ -179,6 +197,9 @@ impl Machine {
     /// How long a round stays open after its quorum.
     fn grace(&self, now: Instant) -> Duration {
         let step = self.step_ms(now);
+        if step == 0.0 {
+            return GRACE_UNKNOWN;
+        }
         let slack = self.rules.overlap_steps as f64 * step - (self.quorum_ms + self.sync_ms);
         let paper = (self.rules.grace_ratio * slack).clamp(0.0, step);
         let needed = self
@@ -204,6 +225,9 @@ impl Machine {
             && now < due
         {
             return wait(due);
+        }
+        if ledger.rounds_committed() == 0 && seen.len() < self.rules.islands && now - quorum_at < GRACE_UNKNOWN {
+            return wait(quorum_at + GRACE_UNKNOWN);
         }
         let missing: Vec<&str> = self
             .expected(now)
@@ -302,6 +326,13 @@ impl Machine {
             if !ledger.is_decided(id.round, &id.island, id.incarnation) {
                 self.pending.push(facts.record(0.0, Fate::Late));
             }
+        }
+        let outranked =
+            |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
+        let superseded: Vec<OfferId> = self.good.keys().filter(|id| outranked(id)).cloned().collect();
+        for id in superseded {
+            let (facts, _) = self.good.remove(&id).expect("just listed");
+            self.pending.push(facts.record(0.0, Fate::Superseded));
         }
         let oldest = ledger.next_round.saturating_sub(crate::bucket::MEMORY_ROUNDS);
         self.pending.retain(|r| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));

@@ -2,7 +2,7 @@
 //! not fit changes nothing but a counter. Reasons are a closed set, so that they can be counted.
 
 use crate::bucket::payload::{Chunk, Data};
-use crate::bucket::record::{Fate, OfferRecord};
+use crate::bucket::record::{FORMAT, Fate, OfferRecord};
 use crate::bucket::{Ledger, OfferHeader, OfferId};
 use crate::outer::{Fragments, norm};
 use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor};
@@ -45,6 +45,9 @@ impl Facts {
     }
 }
 
+/// Why an offer of a closed round was not merged although nothing was wrong with it.
+pub(super) const NO_WEIGHT: &str = "the merge policy gave it no weight";
+
 /// What the firewall says.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
@@ -66,6 +69,9 @@ fn header_fate(
     let refused = |reason: &str| Some(Fate::Refused(reason.to_string()));
     if header.id != *id {
         return refused("its header and its key differ");
+    }
+    if header.format != FORMAT {
+        return refused("its format is not known");
     }
     if header.run != run {
         return refused("it belongs to another run");
@@ -91,6 +97,9 @@ fn header_fate(
     }
     if id.round < ledger.next_round {
         return Some(Fate::Late);
+    }
+    if ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest) {
+        return Some(Fate::Superseded);
     }
     match ledger.staleness(id.round, header.base) {
         None => refused("its base is no version of its fragment"),
@@ -138,7 +147,7 @@ pub fn check(
 }
 
 /// Decodes the chunks of a whole fragment, none missing, none doubled.
-fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Result<Vec<f32>, &'static str> {
+pub(super) fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Result<Vec<f32>, &'static str> {
     let mut codec = Codec::open(codec.0, codec.1, tensors).map_err(|_| "its codec does not open")?;
     let mut values = Vec::new();
     let mut left = chunks.iter();

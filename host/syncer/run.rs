@@ -7,7 +7,7 @@
 
 use super::machine::{Decision, Machine, Rules};
 use super::merge::{RoundInput, merge_round};
-use super::offer::{Facts, Verdict, check};
+use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use crate::bucket::record::{Beat, Body, Commit, Entry, FORMAT, Fate, IslandState, OfferRecord, RunRecord, Version};
 use crate::bucket::{Bucket, Created, Ledger, OfferId, Tail};
 use crate::clock::{self, Duration, Instant};
@@ -97,13 +97,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
     let outer = &desk.record.spec.outer;
-    let rules = Rules {
-        fragments: desk.fragments.count() as u64,
-        sync_steps: outer.sync_steps as u64,
-        overlap_steps: outer.overlap_steps as u64,
-        quorum: outer.quorum,
-        grace_ratio: f64::from(outer.grace_ratio),
-    };
+    let rules = Rules::of(&desk.record.spec, desk.fragments.count());
     let empty = Ledger::new(desk.fragments.count(), outer.staleness_max, &desk.record.merge.hash);
     let tail = Tail::join(&desk.bucket, empty).await?;
     let mut syncer = Syncer {
@@ -328,12 +322,7 @@ impl Syncer {
         for batch in new.chunks(FETCHES_MAX) {
             let fetched = join_all(batch.iter().map(|(id, _)| {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
-                // No codec needs more than plain values do; framing is at most 4 KiB a chunk.
-                let tensors = &desk.tensors[p];
-                let chunks: u64 =
-                    tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
-                let bytes_max = desk.fragments.elements(p) as u64 * 5 + chunks * 4096 + (1 << 16);
-                desk.bucket.offer(id, bytes_max)
+                desk.bucket.offer(id, offer_bytes_max(&desk, p))
             }))
             .await;
             for ((id, _), object) in batch.iter().zip(fetched) {
@@ -401,7 +390,7 @@ impl Syncer {
         for (facts, &weight) in chosen.iter().zip(&output.weights) {
             let merged = weight > 0.0;
             tokens += if merged { facts.tokens } else { 0 };
-            let fate = if merged { Fate::Merged } else { Fate::Refused("the merge policy gave it no weight".into()) };
+            let fate = if merged { Fate::Merged } else { Fate::Refused(NO_WEIGHT.into()) };
             offers.push(facts.record(weight, fate));
         }
         offers.extend(self.machine.pending(ledger));
@@ -462,6 +451,13 @@ impl Syncer {
         }
         while self.cleanup.join_next().await.is_some() {}
     }
+}
+
+/// The largest offer of fragment `p` that is read: no codec needs more than plain values do, and framing is at most 4 KiB a chunk.
+pub(super) fn offer_bytes_max(desk: &Desk, p: usize) -> u64 {
+    let tensors = &desk.tensors[p];
+    let chunks: u64 = tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
+    desk.fragments.elements(p) as u64 * 5 + chunks * 4096 + (1 << 16)
 }
 
 /// Reads what a round extends, unless `known` already is that.

@@ -1,6 +1,9 @@
 //! Policies through the public interface: the bundled ones against numbers worked out by hand and against golden vectors, and hostile
 //! ones against every door.
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod child;
 mod codec;
 mod golden;

@@ -1,0 +1,336 @@
+//! A fleet under fire, from one seed: islands and syncers over faulty links, killed, frozen, cut off and replaced while virtual time runs (safety);
+//! then everything heals and the run has to go on (liveness). The checkers are in `check.rs`, apart from the code they check.
+
+use super::check::{Checked, check_bucket};
+use super::fault::{Faults, Link, Trap};
+use super::toy::{self, Drift};
+use crate::bucket::record::RunRecord;
+use crate::bucket::{Bucket, Ledger, Tail};
+use crate::clock::{self, Duration};
+use crate::error::{Error, Kind, Result};
+use crate::event::Sink;
+use crate::island::{self, Drive, Site};
+use crate::outer::Fragments;
+use crate::policy::{Policy, Runtime};
+use crate::spec::Spec;
+use crate::syncer::{self, Desk, Rules};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::task::JoinSet;
+use tombolo_engine::Layout;
+
+/// Virtual time that a healed fleet has for its next rounds.
+const HEALED_WITHIN: Duration = Duration::from_secs(120);
+
+/// What a seed came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// Islands that took part.
+    pub islands: usize,
+    /// Kills, freezes and cuts.
+    pub blows: u64,
+    /// What the checkers found in the bucket at the end.
+    pub checked: Checked,
+}
+
+/// One process of the fleet.
+pub struct Process {
+    link: Arc<Link>,
+    role: Role,
+    tasks: JoinSet<()>,
+}
+
+/// What a process does.
+#[derive(Debug, Clone)]
+pub enum Role {
+    /// Island with this name and step time.
+    Island(String, Duration),
+    /// A syncer.
+    Syncer,
+}
+
+/// A run of toy islands in a bucket in memory.
+pub struct Fleet {
+    /// The store itself, without any link.
+    pub store: Arc<dyn ObjectStore>,
+    /// Counts calls and may spring.
+    pub trap: Arc<Trap>,
+    record: RunRecord,
+    layout: Layout,
+    fragments: Arc<Fragments>,
+    codec: Policy,
+    merge: Policy,
+    failures: Arc<Mutex<Vec<String>>>,
+    random: StdRng,
+    lives: u64,
+}
+
+impl Fleet {
+    /// Puts the run into an empty bucket.
+    ///
+    /// # Errors
+    /// The spec or a policy does not fit.
+    pub async fn new(seed: u64, spec: Spec, tensors: usize, runtime: &Runtime) -> Result<Fleet> {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let (layout, fragments) = toy::model(tensors, spec.outer.fragments)?;
+        let (record, codec, merge) = toy::record(spec, &fragments, runtime)?;
+        let bucket = Bucket::new(store.clone(), &record.spec.run);
+        bucket.create_run(&record).await?;
+        let window = Rules::of(&record.spec, fragments.count()).window();
+        bucket.start(&fragments, &vec![0.0; layout.elements()], window, "sim").await?;
+        Ok(Fleet {
+            store,
+            trap: Arc::default(),
+            record,
+            layout,
+            fragments: Arc::new(fragments),
+            codec,
+            merge,
+            failures: Arc::default(),
+            random: StdRng::seed_from_u64(seed),
+            lives: 0,
+        })
+    }
+
+    /// Starts a process; it is started again when it ends because the bucket did not answer.
+    pub fn start(&mut self, role: Role, faults: Faults) -> Process {
+        self.lives += 1;
+        let link = Arc::new(Link::new(self.store.clone(), self.random.random(), faults, self.trap.clone()));
+        let mut tasks = JoinSet::new();
+        let parts = Parts {
+            bucket: Bucket::new(link.clone(), &self.record.spec.run),
+            record: self.record.clone(),
+            layout: self.layout.clone(),
+            fragments: self.fragments.clone(),
+            codec: self.codec.clone(),
+            merge: self.merge.clone(),
+            life: self.lives,
+        };
+        let (failures, own) = (self.failures.clone(), role.clone());
+        tasks.spawn(async move {
+            loop {
+                match parts.work(&own).await {
+                    Ok(()) => return,
+                    Err(error) if error.kind() == Kind::Fenced => return,
+                    Err(error) if error.kind() == Kind::Unavailable => clock::sleep(Duration::from_millis(500)).await,
+                    Err(error) => {
+                        let line = format!("{own:?}: {}", error.chain());
+                        return failures.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                    }
+                }
+            }
+        });
+        Process { link, role, tasks }
+    }
+
+    /// What went wrong in a process that should never go wrong.
+    pub fn failures(&self) -> Vec<String> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A desk with a faultless link, for checking.
+    pub fn desk(&self) -> Desk {
+        Parts {
+            bucket: Bucket::new(self.store.clone(), &self.record.spec.run),
+            record: self.record.clone(),
+            layout: self.layout.clone(),
+            fragments: self.fragments.clone(),
+            codec: self.codec.clone(),
+            merge: self.merge.clone(),
+            life: 0,
+        }
+        .desk()
+    }
+
+    /// What the log says.
+    ///
+    /// # Errors
+    /// Never, on a store in memory.
+    pub async fn ledger(&self) -> Result<Ledger> {
+        let outer = &self.record.spec.outer;
+        let mut tail = Tail::new(Ledger::new(self.fragments.count(), outer.staleness_max, &self.record.merge.hash));
+        tail.advance(&Bucket::new(self.store.clone(), &self.record.spec.run), usize::MAX).await?;
+        Ok(tail.ledger)
+    }
+
+    /// Checks the bucket with everything that is known about how it must look.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub async fn check(&self) -> Result<Checked> {
+        if let Some(failure) = self.failures().first() {
+            return Err(Error::bug(failure.clone()));
+        }
+        check_bucket(&self.store, &self.record.spec.run, &self.desk()).await
+    }
+}
+
+struct Parts {
+    bucket: Bucket,
+    record: RunRecord,
+    layout: Layout,
+    fragments: Arc<Fragments>,
+    codec: Policy,
+    merge: Policy,
+    life: u64,
+}
+
+impl Parts {
+    async fn work(&self, role: &Role) -> Result<()> {
+        match role {
+            Role::Syncer => syncer::run(self.desk(), std::future::pending()).await.map(|_| ()),
+            Role::Island(name, step) => {
+                let site = Site {
+                    bucket: self.bucket.clone(),
+                    record: self.record.clone(),
+                    name: name.clone(),
+                    layout: self.layout.clone(),
+                    fragments: self.fragments.clone(),
+                    codec: self.codec.clone(),
+                    inner: Box::new(Drift::new(name, self.layout.elements())),
+                    sink: Sink::Null,
+                    beat_every: Duration::from_millis(500),
+                };
+                let joined = island::join(site).await?;
+                island::run(joined, Drive::Virtual(*step), std::future::pending()).await.map(|_| ())
+            }
+        }
+    }
+
+    fn desk(&self) -> Desk {
+        Desk {
+            bucket: self.bucket.clone(),
+            record: self.record.clone(),
+            id: format!("syncer-{:04}", self.life),
+            fragments: self.fragments.clone(),
+            tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
+            codec: self.codec.clone(),
+            merge: self.merge.clone(),
+            threads: 1,
+            sink: Sink::Null,
+            beat_every: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Simulates one seed.
+///
+/// # Errors
+/// An invariant that does not hold, or no progress after everything healed.
+pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
+    super::on_virtual_time(seed, async {
+        let mut random = StdRng::seed_from_u64(seed);
+        let islands = if random.random_bool(0.05) { random.random_range(8..=64) } else { random.random_range(1..=5) };
+        let mut spec = Spec { tokens: 1 << 50, ..Spec::default() };
+        let tensors = random.random_range(1..=6);
+        spec.outer.fragments = random.random_range(1..=tensors);
+        spec.outer.sync_steps = random.random_range(1..=8);
+        spec.outer.overlap_steps = random.random_range(0..=4);
+        spec.outer.quorum = if islands > 2 { random.random_range(1..=2) } else { 1 };
+        spec.outer.staleness_max = random.random_range(0..=4);
+        spec.keep.versions = random.random_range(2..=8);
+        spec.keep.checkpoint_seconds = random.random_range(1..=5);
+        spec.codec.policy = ["bf16", "int8"][random.random_range(0..2)].into();
+        spec.merge.policy = ["mean", "rda"][random.random_range(0..2)].into();
+        let calm = Faults { latency_ms: (1, random.random_range(2..=30)), ..Faults::default() };
+        let storm = Faults {
+            before: random.random_range(0.0..0.15),
+            after: random.random_range(0.0..0.15),
+            truncated: random.random_range(0.0..0.05),
+            latency_ms: (1, random.random_range(5..=150)),
+        };
+        let mut fleet = Fleet::new(seed, spec.clone(), tensors, runtime).await?;
+        let step = |random: &mut StdRng| Duration::from_millis(random.random_range(40..=250));
+        let mut processes: Vec<Process> = Vec::new();
+        for i in 0..islands {
+            let role = Role::Island(format!("island-{i}"), step(&mut random));
+            processes.push(fleet.start(role, storm));
+        }
+        for _ in 0..random.random_range(1..=3) {
+            processes.push(fleet.start(Role::Syncer, storm));
+        }
+        let blows = under_fire(&mut fleet, &mut processes, &mut random, storm, islands).await;
+        let safe = fleet.check().await.map_err(|e| Error::bug(format!("seed {seed}, under fire: {}", e.chain())))?;
+
+        for process in &processes {
+            process.link.set_faults(calm);
+            process.link.cut(false);
+            process.link.freeze(false);
+        }
+        processes.push(fleet.start(Role::Syncer, calm));
+        while processes.iter().filter(|p| matches!(p.role, Role::Island(..)) && !p.tasks.is_empty()).count()
+            < islands.max(2)
+        {
+            let role = Role::Island(format!("healed-{}", processes.len()), step(&mut random));
+            processes.push(fleet.start(role, calm));
+        }
+        let wanted = safe.rounds + 2 * spec.outer.fragments as u64 + 2;
+        let healed = clock::timeout(HEALED_WITHIN, async {
+            while fleet.ledger().await?.rounds_committed() < wanted {
+                clock::sleep(Duration::from_millis(250)).await;
+            }
+            Ok::<(), Error>(())
+        });
+        let progressed = healed.await;
+        let checked = fleet.check().await.map_err(|e| Error::bug(format!("seed {seed}, healed: {}", e.chain())))?;
+        if progressed.is_err() {
+            return Err(Error::bug(format!(
+                "seed {seed}: no progress after everything healed: {} rounds under fire, {} of {wanted} after {HEALED_WITHIN:?}; {:?}",
+                safe.rounds, checked.rounds, spec.outer
+            )));
+        }
+        Ok(Report { seed, islands, blows, checked })
+    })
+}
+
+/// Deals blows for a while; returns how many.
+async fn under_fire(
+    fleet: &mut Fleet,
+    processes: &mut Vec<Process>,
+    random: &mut StdRng,
+    storm: Faults,
+    islands: usize,
+) -> u64 {
+    let until = clock::now() + Duration::from_secs(random.random_range(10..=30));
+    let mut blows = 0;
+    while clock::now() < until {
+        clock::sleep(Duration::from_millis(random.random_range(200..=4000))).await;
+        let which = random.random_range(0..processes.len());
+        let kind = random.random_range(0..6);
+        let process = &mut processes[which];
+        blows += 1;
+        match kind {
+            // Killed and started again at once or later, as the same island or a new syncer.
+            0 | 1 => {
+                let role = process.role.clone();
+                processes.remove(which);
+                clock::sleep(Duration::from_millis(random.random_range(0..3000))).await;
+                processes.push(fleet.start(role, storm));
+            }
+            // Frozen while a second life of it starts: a zombie that wakes later.
+            2 => {
+                process.link.freeze(true);
+                let role = process.role.clone();
+                processes.push(fleet.start(role, storm));
+            }
+            3 => process.link.cut(true),
+            4 => {
+                for process in processes.iter() {
+                    process.link.cut(false);
+                    process.link.freeze(false);
+                }
+            }
+            _ if processes.len() < islands + 8 => {
+                let step = Duration::from_millis(random.random_range(40..=250));
+                processes.push(fleet.start(Role::Island(format!("late-{blows}"), step), storm));
+            }
+            _ => {}
+        }
+    }
+    blows
+}

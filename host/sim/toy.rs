@@ -1,0 +1,118 @@
+//! A model small enough to simulate by the hundred: a few tensors of a few numbers, and an inner loop that drifts.
+
+use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
+use crate::error::{Error, Result};
+use crate::island::{Inner, Stepped};
+use crate::nonce::nonce;
+use crate::outer::Fragments;
+use crate::policy::{Policy, Runtime};
+use crate::spec::Spec;
+use tombolo_engine::{Layout, Tensor, TensorKind};
+
+/// `tensors` tensors of one to three numbers, in `fragments` fragments.
+///
+/// # Errors
+/// No fragments.
+pub fn model(tensors: usize, fragments: usize) -> Result<(Layout, Fragments)> {
+    let mut offset = 0;
+    let tensor = |i: usize| {
+        let length = 1 + i % 3;
+        let kind = if i % 2 == 0 { TensorKind::Matrix } else { TensorKind::Vector };
+        offset += length;
+        Tensor { name: format!("toy.{i}"), shape: vec![length], kind, offset: offset - length }
+    };
+    let layout = Layout { tensors: (0..tensors).map(tensor).collect() };
+    let fragments = Fragments::partition(&layout, fragments)?;
+    Ok((layout, fragments))
+}
+
+/// The record of a run of `spec` with bundled policies.
+///
+/// # Errors
+/// A policy that is not bundled.
+pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(RunRecord, Policy, Policy)> {
+    let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::invalid(format!("policy {name}")).because(e));
+    let (codec, merge) = (bundled(&spec.codec.policy)?, bundled(&spec.merge.policy)?);
+    let used = |policy: &Policy, spec: &crate::spec::PolicySpec| PolicyUse {
+        name: spec.policy.clone(),
+        hash: policy.hash().to_string(),
+        config: String::from_utf8(spec.config_json()).expect("JSON is UTF-8"),
+    };
+    let record = RunRecord {
+        format: FORMAT,
+        nonce: nonce(),
+        layout: fragments.fingerprint().to_string(),
+        corpus: String::new(),
+        fragments: fragments.count(),
+        codec: used(&codec, &spec.codec),
+        merge: used(&merge, &spec.merge),
+        spec,
+    };
+    Ok((record, codec, merge))
+}
+
+/// An inner loop that takes a pseudo-random but reproducible step, eight tokens at a time.
+pub struct Drift {
+    parameters: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: u64,
+    name: u64,
+}
+
+impl Drift {
+    /// An island called `name` over `elements` numbers.
+    pub fn new(name: &str, elements: usize) -> Drift {
+        let name = name.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
+        Drift {
+            parameters: vec![0.0; elements],
+            first: vec![0.0; elements],
+            second: vec![0.0; elements],
+            steps: 0,
+            name,
+        }
+    }
+}
+
+impl Inner for Drift {
+    fn parameters(&self) -> &[f32] {
+        &self.parameters
+    }
+
+    fn parameters_mut(&mut self) -> &mut [f32] {
+        &mut self.parameters
+    }
+
+    fn step(&mut self, _learning_rate: f32) -> Result<Stepped> {
+        self.steps += 1;
+        for (i, p) in self.parameters.iter_mut().enumerate() {
+            let noise =
+                (self.name ^ self.steps.wrapping_mul(0x9e37_79b9) ^ i as u64).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
+            *p += noise as f32 / (1u64 << 24) as f32 - 0.4;
+        }
+        Ok(Stepped { loss: 1.0, tokens: 8, repeated: 0 })
+    }
+
+    fn moments(&self) -> (&[f32], &[f32], u64) {
+        (&self.first, &self.second, self.steps)
+    }
+
+    fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()> {
+        self.first.copy_from_slice(first);
+        self.second.copy_from_slice(second);
+        self.steps = steps;
+        Ok(())
+    }
+
+    fn cursor(&self) -> Option<(u64, usize)> {
+        None
+    }
+
+    fn set_cursor(&mut self, _block: u64, _windows_used: usize) {}
+
+    fn wants_block(&self) -> bool {
+        false
+    }
+
+    fn give_block(&mut self, _block: u64) {}
+}

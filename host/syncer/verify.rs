@@ -1,0 +1,134 @@
+//! Recomputing merges: given the objects that a commit names, anyone gets the same bytes (guarantee G6). The log is the tape.
+
+use super::merge::{RoundInput, merge_round};
+use super::offer::{NO_WEIGHT, decode};
+use super::run::{Desk, offer_bytes_max};
+use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
+use crate::bucket::{Ledger, Tail};
+use crate::error::{Error, Kind, Result};
+use crate::nonce::hex;
+use crate::policy::{Contribution, Round};
+
+/// What a verification came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Log entries read.
+    pub entries: u64,
+    /// Entries that are void, and why.
+    pub void: Vec<String>,
+    /// Commits that were recomputed to the same bytes.
+    pub same: u64,
+    /// Commits of which an object has been collected, so that they cannot be recomputed any more.
+    pub gone: u64,
+    /// Commits that were recomputed to other bytes, or whose objects are damaged: what is wrong.
+    pub wrong: Vec<String>,
+}
+
+impl Verified {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.wrong.is_empty() && self.void.is_empty()
+    }
+}
+
+/// Reads the whole log, checks every entry, and recomputes every `every`-th commit whose objects still exist. `progress` is told the round
+/// after each commit.
+///
+/// # Errors
+/// The bucket does not answer, or the policies cannot be run.
+pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> Result<Verified> {
+    let empty = Ledger::new(desk.fragments.count(), desk.record.spec.outer.staleness_max, &desk.record.merge.hash);
+    let mut tail = Tail::new(empty);
+    let mut verified = Verified::default();
+    loop {
+        let before = tail.ledger.clone();
+        let Some(read) = tail.advance(&desk.bucket, 1).await?.pop() else { return Ok(verified) };
+        verified.entries += 1;
+        match read {
+            Err(violation) => verified.void.push(violation.to_string()),
+            Ok(entry) => {
+                if let Body::Commit(commit) = &entry.body {
+                    if commit.round % every.max(1) == 0 {
+                        match recompute(desk, &before, commit).await {
+                            Ok(()) => verified.same += 1,
+                            Err(error) if error.kind() == Kind::Unavailable => {
+                                // Collected, or the store is away: a missing object of the newest versions would be found by the last check.
+                                verified.gone += 1;
+                            }
+                            Err(error) => verified.wrong.push(format!("round {}: {}", commit.round, error.chain())),
+                        }
+                    }
+                    progress(commit.round);
+                }
+            }
+        }
+    }
+}
+
+/// Merges the offers of `commit` again on what it extends.
+async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
+    let p = before.fragment_of(commit.round);
+    let parameters = desk.bucket.fragment(&desk.fragments, p, &commit.base).await?;
+    let (state, memo) = desk.bucket.fragment_state(&desk.fragments, p, &commit.base).await?;
+    let took_part = |o: &&OfferRecord| {
+        o.id.round == commit.round
+            && match &o.fate {
+                Fate::Merged => true,
+                Fate::Refused(reason) => reason == NO_WEIGHT,
+                Fate::Late | Fate::Superseded => false,
+            }
+    };
+    let mut contributions = Vec::new();
+    for record in commit.offers.iter().filter(took_part) {
+        let object = desk.bucket.offer(&record.id, offer_bytes_max(desk, p)).await?;
+        if object.header.hash != record.hash {
+            return Err(Error::corrupt(format!(
+                "the offer of {}: expected content {}, found {}",
+                record.id.island, record.hash, object.header.hash
+            )));
+        }
+        let codec = (&desk.codec, desk.record.codec.config.as_bytes());
+        let values = decode(&object.chunks, codec, &desk.tensors[p])
+            .map_err(|reason| Error::corrupt(format!("the offer of {}: {reason}", record.id.island)))?;
+        let facts = Contribution {
+            island: record.id.island.clone(),
+            tokens: record.tokens,
+            steps: record.steps,
+            staleness: before.staleness(commit.round, record.base).unwrap_or(0) as u32,
+            norm: record.norm,
+        };
+        contributions.push((facts, values));
+    }
+    let input = RoundInput {
+        round: Round {
+            index: commit.round,
+            fragment: p as u32,
+            version: before.merges_of(p),
+            tokens_merged: before.tokens(),
+            token_budget: desk.record.spec.tokens,
+        },
+        tensors: &desk.tensors[p],
+        contributions,
+        parameters,
+        state,
+        memo,
+    };
+    let output = merge_round(&desk.merge, desk.record.merge.config.as_bytes(), input, desk.threads)?;
+    let committed = desk.bucket.fragment(&desk.fragments, p, &commit.made).await?;
+    let (slots, memo) = desk.bucket.fragment_state(&desk.fragments, p, &commit.made).await?;
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    if bits(&committed) != bits(&output.parameters) {
+        return Err(Error::corrupt(format!("the merge of {} offers gives other parameters", commit.offers.len())));
+    }
+    if slots.len() != output.state.len() || slots.iter().zip(&output.state).any(|(a, b)| bits(a) != bits(b)) {
+        return Err(Error::corrupt("the merge gives another state of the outer optimiser"));
+    }
+    if memo != output.memo {
+        return Err(Error::corrupt(format!(
+            "the policy remembers {}, the state says {}",
+            hex(&output.memo),
+            hex(&memo)
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Fleets under fire on virtual time, and every crash point of a scripted run. `tombolo sim --seeds N` does more seeds of the first.
+
+use object_store::ObjectStoreExt;
+use tombolo::clock::{self, Duration};
+use tombolo::error::Result;
+use tombolo::policy::{Limits, Runtime};
+use tombolo::sim::{Faults, Fleet, Role, on_virtual_time, simulate};
+use tombolo::spec::Spec;
+
+fn runtime() -> Runtime {
+    Runtime::new(Limits::default(), None).expect("the policy runtime starts")
+}
+
+#[test]
+fn five_hundred_fleets_under_fire_keep_every_invariant_and_go_on_once_healed() {
+    let runtime = runtime();
+    let (mut rounds, mut blows) = (0, 0);
+    for seed in 0..500 {
+        let report = simulate(seed, &runtime).unwrap_or_else(|e| panic!("{}", e.chain()));
+        rounds += report.checked.rounds;
+        blows += report.blows;
+    }
+    assert!(rounds > 500 * 10 && blows > 500 * 3, "{rounds} rounds, {blows} blows: the fleets did not do much");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let runtime = runtime();
+    for seed in [3, 11, 42] {
+        assert_eq!(simulate(seed, &runtime).unwrap(), simulate(seed, &runtime).unwrap());
+    }
+}
+
+const CALM: Faults = Faults { before: 0.0, after: 0.0, truncated: 0.0, latency_ms: (1, 1) };
+
+/// One island and one syncer until `rounds` rounds are committed. If the trap springs, both die at once and start again. Returns the calls made.
+async fn scripted(trap: Option<(u64, bool)>, rounds: u64, runtime: &Runtime) -> Result<u64> {
+    let mut spec = Spec { tokens: 1 << 50, islands: 1, ..Spec::default() };
+    spec.outer.fragments = 2;
+    spec.outer.sync_steps = 2;
+    spec.outer.overlap_steps = 1;
+    spec.keep.versions = 2;
+    spec.keep.checkpoint_seconds = 1;
+    let mut fleet = Fleet::new(5, spec, 2, runtime).await?;
+    if let Some((call, after)) = trap {
+        fleet.trap.set(call, after);
+    }
+    let roles = [Role::Island("a".into(), Duration::from_millis(100)), Role::Syncer];
+    let mut processes: Vec<_> = roles.iter().map(|role| fleet.start(role.clone(), CALM)).collect();
+    let springs = fleet.trap.clone();
+    let done = async |fleet: &Fleet| -> Result<()> {
+        while fleet.ledger().await?.rounds_committed() < rounds {
+            clock::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    };
+    let died = tokio::select! {
+        biased;
+        () = springs.sprung() => true,
+        ended = clock::timeout(Duration::from_secs(300), done(&fleet)) => {
+            ended.expect("the run goes on")?;
+            false
+        }
+    };
+    let calls = fleet.trap.calls();
+    if died {
+        processes.clear();
+        let before = log(&fleet).await?;
+        for role in &roles {
+            processes.push(fleet.start(role.clone(), CALM));
+        }
+        let ended = clock::timeout(Duration::from_secs(300), done(&fleet)).await;
+        assert!(ended.is_ok(), "after a crash at {trap:?} the run does not go on");
+        let after = log(&fleet).await?;
+        assert_eq!(before[..], after[..before.len()], "after a crash at {trap:?} the log has changed");
+    }
+    fleet.check().await?;
+    Ok(calls)
+}
+
+async fn log(fleet: &Fleet) -> Result<Vec<Vec<u8>>> {
+    let mut entries = Vec::new();
+    let keys = tombolo::bucket::Keys::new("quickstart");
+    while let Ok(found) = fleet.store.get(&keys.log(entries.len() as u64)).await {
+        entries.push(found.bytes().await.expect("a store in memory answers").to_vec());
+    }
+    Ok(entries)
+}
+
+#[test]
+fn dying_just_before_or_just_after_any_call_of_the_store_loses_nothing_that_was_committed() {
+    let runtime = runtime();
+    let calls = on_virtual_time(5, scripted(None, 6, &runtime)).unwrap();
+    assert!(calls > 100, "{calls} calls");
+    for call in 1..=calls {
+        for after in [false, true] {
+            on_virtual_time(5, scripted(Some((call, after)), 6, &runtime))
+                .unwrap_or_else(|e| panic!("call {call}, after {after}: {}", e.chain()));
+        }
+    }
+}
