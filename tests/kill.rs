@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -42,10 +42,8 @@ const LOSS_TOLERANCE: f64 = 0.03;
 const COMMAND: &str = "run spec.toml --bucket file:bucket --out out --report report.json";
 
 fn random() -> StdRng {
-    let seed = env::var("TOMBOLO_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
-        u64::from(since.subsec_nanos())
-    });
+    let given = env::var("TOMBOLO_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
     say(&format!("TOMBOLO_SEED={seed}"));
     StdRng::seed_from_u64(seed)
 }

@@ -4,6 +4,7 @@
 //! [`Bucket`] is one run in one bucket, with one method per kind of object.
 
 mod create;
+mod frame;
 pub mod key;
 mod ledger;
 mod location;
