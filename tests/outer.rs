@@ -90,6 +90,9 @@ impl Inner for Constant {
         false
     }
     fn give_block(&mut self, _: u64) {}
+    fn ahead(&self) -> Vec<u64> {
+        Vec::new()
+    }
 }
 
 /// Two islands, two fragments of one number each, gradients (1, 2) and (3, 4), outer Nesterov with η 0.5 and μ 0.5. One round per step, one

@@ -27,7 +27,8 @@ pub fn is_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-fn is_hash(text: &str) -> bool {
+/// Whether `text` is a SHA-256 as 64 lower-case hexadecimal digits.
+pub fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
@@ -119,11 +120,6 @@ impl Keys {
     /// The folder of the offers of a round.
     pub fn offers(&self, round: u64) -> Path {
         self.key(format_args!("offer/{round:020}"))
-    }
-
-    /// The round of a folder of offers.
-    pub fn parse_round(&self, folder: &Path) -> Option<u64> {
-        number(folder.filename()?, 20)
     }
 
     /// The folder of all offers.

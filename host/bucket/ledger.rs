@@ -5,12 +5,16 @@
 //! Every reader applies the same rules in the same order, so all agree on which entries count; an entry that breaks a rule is void and
 //! changes nothing.
 
+use super::key::{is_hash, is_name};
 use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, Pace, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many rounds back the fate of an offer is remembered one by one; older offers can get no fate any more.
 pub const MEMORY_ROUNDS: u64 = 256;
+
+/// The most tokens that one offer can have; far above anything real, far below what overflows a sum.
+pub const TOKENS_MAX: u64 = 1 << 50;
 
 /// The state of the log after a number of entries.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,6 +99,19 @@ impl Ledger {
         }
     }
 
+    /// Whether a stored state can be what a log comes to: as many entries of each kind as there are fragments, rounds in range.
+    pub fn is_whole(&self) -> bool {
+        let p = self.fragments as usize;
+        let rounds_fit = |(p, v): (usize, &Version)| {
+            v.round % self.fragments == p as u64 && v.round < self.next_round && is_hash(&v.hash)
+        };
+        self.fragments > 0
+            && self.versions.len() == p
+            && self.fragment_tokens.len() == p
+            && self.next_round >= self.fragments
+            && self.versions.iter().enumerate().all(rounds_fit)
+    }
+
     /// Fragment of a round.
     pub fn fragment_of(&self, round: u64) -> usize {
         (round % self.fragments) as usize
@@ -156,7 +173,7 @@ impl Ledger {
         match &entry.body {
             Body::Start { versions, window } => {
                 self.versions = versions.clone();
-                self.window = *window;
+                self.window = (*window).min(self.fragments);
             }
             Body::Commit(commit) => self.take(commit),
             Body::Term { number } => {
@@ -206,7 +223,7 @@ impl Ledger {
         self.versions[p] = commit.made.clone();
         self.fragment_tokens[p] = commit.fragment_tokens;
         self.next_round = commit.round + 1;
-        self.window = commit.pace.window;
+        self.window = commit.pace.window.min(self.fragments);
         self.pace = Some(commit.pace);
         let oldest = self.next_round.saturating_sub(MEMORY_ROUNDS);
         self.decided = self.decided.split_off(&(oldest, String::new(), 0));
@@ -243,6 +260,12 @@ impl Ledger {
                     &(0..self.fragments),
                     &rounds,
                 )?;
+                rule(
+                    versions.iter().all(|v| is_hash(&v.hash)),
+                    "a version is named by its hash",
+                    &"SHA-256",
+                    versions,
+                )?;
                 rule(*window >= 1, "at least one round is open", &1, window)
             }
             Body::Commit(commit) => {
@@ -270,6 +293,8 @@ impl Ledger {
             &self.versions[p],
             &commit.base,
         )?;
+        let named = is_hash(&commit.made.hash) && commit.made.state.as_deref().is_some_and(is_hash);
+        rule(named, "a version is named by hashes", &"two SHA-256", &commit.made)?;
         rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
         rule(commit.merge == self.merge, "the active policy merged", &self.merge, &commit.merge)?;
         rule(commit.pace.window >= 1, "at least one round is open", &1, &commit.pace.window)?;
@@ -290,6 +315,14 @@ impl Ledger {
                 &self.open_rounds(),
                 &id,
             )?;
+            rule(
+                offer.id.round + MEMORY_ROUNDS >= self.next_round,
+                "an offer that is forgotten gets no fate",
+                &self.next_round,
+                &id,
+            )?;
+            rule(is_name(&offer.id.island), "an island has a name", &"letters, digits, dashes", &id.1)?;
+            rule(offer.tokens <= TOKENS_MAX, "an offer has a possible number of tokens", &TOKENS_MAX, &offer.tokens)?;
             if offer.fate != Fate::Merged {
                 continue;
             }

@@ -4,7 +4,7 @@
 use super::key::{self, Keys, OfferId};
 use super::record::{Beat, Card, Claim, Entry, FORMAT, RunRecord};
 use super::{Created, Ledger, create};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::nonce::{nonce, sha256};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -137,7 +137,11 @@ impl Bucket {
     /// # Errors
     /// Unavailable.
     pub async fn log_bytes(&self, seq: u64) -> Result<Option<Bytes>> {
-        self.get(&self.keys.log(seq)).await
+        match self.get(&self.keys.log(seq)).await {
+            // Far too large to be an entry: it is void like any other bytes that are none.
+            Err(error) if error.kind() == Kind::Corrupt => Ok(Some(Bytes::new())),
+            found => found,
+        }
     }
 
     /// Appends `entry` at its index; [`Created::Other`] means that somebody else's entry has that index.
@@ -163,7 +167,11 @@ impl Bucket {
     /// # Errors
     /// Unavailable.
     pub async fn state(&self, seq: u64) -> Result<Option<Ledger>> {
-        Ok(self.get(&self.keys.state(seq)).await?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        match self.get(&self.keys.state(seq)).await {
+            Ok(found) => Ok(found.and_then(|bytes| serde_json::from_slice(&bytes).ok())),
+            Err(error) if error.kind() == Kind::Corrupt => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes the state of the log for joiners. Any writer that has read the same log writes the same bytes.
@@ -221,20 +229,13 @@ impl Bucket {
         Ok(listed.into_iter().filter_map(|(key, size)| self.keys.parse_offer(&key).map(|id| (id, size))).collect())
     }
 
-    /// Rounds that have offers, ascending.
+    /// All offers that are there and their sizes in bytes, sorted.
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn offer_rounds(&self) -> Result<Vec<u64>> {
-        let folder = self.keys.all_offers();
-        let listed = self
-            .store
-            .list_with_delimiter(Some(&folder))
-            .await
-            .map_err(|e| Error::unavailable(format!("{folder}: cannot be listed")).because(e))?;
-        let mut rounds: Vec<u64> = listed.common_prefixes.iter().filter_map(|p| self.keys.parse_round(p)).collect();
-        rounds.sort_unstable();
-        Ok(rounds)
+    pub async fn all_offers(&self) -> Result<Vec<(OfferId, u64)>> {
+        let listed = self.list(&self.keys.all_offers()).await?;
+        Ok(listed.into_iter().filter_map(|(key, size)| self.keys.parse_offer(&key).map(|id| (id, size))).collect())
     }
 
     /// Names of all islands that ever wrote here, sorted.
@@ -335,7 +336,11 @@ impl Bucket {
     /// # Errors
     /// Unavailable.
     pub async fn beat(&self, syncer: &str) -> Result<Option<Beat>> {
-        Ok(self.get(&self.keys.syncer(syncer)).await?.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        match self.get(&self.keys.syncer(syncer)).await {
+            Ok(found) => Ok(found.and_then(|bytes| serde_json::from_slice(&bytes).ok())),
+            Err(error) if error.kind() == Kind::Corrupt => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Overwrites a syncer's own beat.

@@ -2,6 +2,7 @@
 //! layout's fingerprint and its content hash; whoever reads checks both, the shape, and that every value is finite.
 
 use super::key::OfferId;
+use super::ledger::{Ledger, MEMORY_ROUNDS};
 use super::payload::{self, Chunk, Object, content_hash, cut, join};
 use super::record::{Body, Entry, FORMAT, Version};
 use super::run::Bucket;
@@ -107,6 +108,8 @@ pub struct CheckpointHeader {
     pub block: Option<u64>,
     /// Windows of it that are used up.
     pub windows_used: usize,
+    /// Blocks that were claimed ahead and not begun.
+    pub ahead: Vec<u64>,
     /// Place in every fragment.
     pub fragments: Vec<FragmentFacts>,
     /// Content hash.
@@ -360,12 +363,16 @@ impl Bucket {
         Ok((object.header, parameters, first, second))
     }
 
-    /// Removes all but the newest `keep` checkpoints of an island; the island's own business.
+    /// Removes all but the `keep` checkpoints of an island up to step `newest`; those beyond it are of a life that could not be restored. The
+    /// island's own business.
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn prune_checkpoints(&self, island: &str, keep: usize) -> Result<()> {
-        let steps = self.checkpoints(island).await?;
+    pub async fn prune_checkpoints(&self, island: &str, newest: u64, keep: usize) -> Result<()> {
+        let mut steps = self.checkpoints(island).await?;
+        for step in steps.extract_if(.., |step| *step > newest) {
+            self.delete(&self.keys.checkpoint(island, step)).await?;
+        }
         for &step in steps.iter().take(steps.len().saturating_sub(keep)) {
             self.delete(&self.keys.checkpoint(island, step)).await?;
         }
@@ -385,14 +392,15 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes the offers of all rounds before `round`.
+    /// Removes the offers of all rounds before `round` that have their fate, or are too old to get one.
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn prune_offers(&self, round: u64) -> Result<()> {
-        for old in self.offer_rounds().await?.into_iter().filter(|&old| old < round) {
-            for (key, _) in self.list(&self.keys.offers(old)).await? {
-                self.delete(&key).await?;
+    pub async fn prune_offers(&self, round: u64, ledger: &Ledger) -> Result<()> {
+        for (id, _) in self.all_offers().await? {
+            let forgotten = id.round + MEMORY_ROUNDS < ledger.next_round;
+            if id.round < round && (forgotten || ledger.is_decided(id.round, &id.island, id.incarnation)) {
+                self.delete(&self.keys.offer(&id)).await?;
             }
         }
         Ok(())

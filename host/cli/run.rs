@@ -28,6 +28,8 @@ const HOME: &str = "tombolo-runs";
 const SCORE_EVERY: Duration = Duration::from_secs(8);
 /// Time between two looks at events, processes and the log.
 const TICK: Duration = Duration::from_millis(100);
+/// The longest look at the log: signals and processes must not wait for a bucket that does not answer.
+const LOOK: Duration = Duration::from_secs(2);
 /// Rounds over which the breadth on the board is averaged.
 const BREADTH_ROUNDS: usize = 50;
 /// How long ended roles may take to leave.
@@ -198,7 +200,8 @@ impl Watch {
             while let Ok(event) = incoming.try_recv() {
                 self.take_in(event);
             }
-            match self.tail.advance(&self.run.bucket, 256).await {
+            let read = clock::timeout(LOOK, self.tail.advance(&self.run.bucket, 256)).await;
+            match read.unwrap_or_else(|_| Err(Error::unavailable("the bucket does not answer"))) {
                 Ok(entries) => {
                     failing = false;
                     entries.into_iter().flatten().for_each(|entry| self.entry(&entry.body));

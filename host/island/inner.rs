@@ -43,6 +43,8 @@ pub trait Inner: Send + Sync {
     fn wants_block(&self) -> bool;
     /// A block that was claimed.
     fn give_block(&mut self, block: u64);
+    /// Blocks that were given and not begun.
+    fn ahead(&self) -> Vec<u64>;
 }
 
 /// Trains a transformer on blocks of text.
@@ -52,6 +54,8 @@ pub struct TextInner {
     rows: usize,
     cursor: Option<Cursor>,
     next: VecDeque<u64>,
+    /// Whether the block in use has been used up before.
+    repeating: bool,
     batch: Vec<u32>,
 }
 
@@ -59,7 +63,7 @@ impl TextInner {
     /// `rows` windows a batch (B).
     pub fn new(trainer: Trainer, blocks: Blocks, rows: usize) -> TextInner {
         let batch = vec![0; rows * (blocks.context() + 1)];
-        TextInner { trainer, blocks, rows, cursor: None, next: VecDeque::new(), batch }
+        TextInner { trainer, blocks, rows, cursor: None, next: VecDeque::new(), repeating: false, batch }
     }
 }
 
@@ -74,18 +78,20 @@ impl Inner for TextInner {
 
     fn step(&mut self, learning_rate: f32) -> Result<Stepped> {
         let (rows, context) = (self.rows, self.blocks.context());
-        let mut again = 0usize;
+        let mut begun = None;
         let start = self.cursor.or_else(|| self.next.pop_front().map(Cursor::at));
         // A new island's first block is claimed before its first step; the fallback keeps a step possible whatever happens.
         let mut cursor = start.unwrap_or(Cursor::at(0));
         let next = &mut self.next;
         self.blocks.batch(&mut cursor, rows, &mut self.batch, |used| {
-            next.pop_front().unwrap_or_else(|| {
-                again += 1;
-                used
-            })
+            let block = next.pop_front();
+            begun = Some(block.is_none());
+            block.unwrap_or(used)
         });
-        let repeated_rows = if again > 0 { cursor.window.min(rows) } else { 0 };
+        // Rows of a block that is gone over again; in the batch in which a block ends, only those after its end.
+        let rows_since = |begun: Option<bool>| if begun.is_some() { cursor.window.min(rows) } else { rows };
+        self.repeating = begun.unwrap_or(self.repeating);
+        let repeated_rows = if self.repeating { rows_since(begun) } else { 0 };
         self.cursor = Some(cursor);
         let stats = self.trainer.step(Batch { tokens: &self.batch, batch: rows, context }, learning_rate)?;
         Ok(Stepped { loss: stats.loss, tokens: (rows * context) as u64, repeated: (repeated_rows * context) as u64 })
@@ -113,5 +119,9 @@ impl Inner for TextInner {
 
     fn give_block(&mut self, block: u64) {
         self.next.push_back(block);
+    }
+
+    fn ahead(&self) -> Vec<u64> {
+        self.next.iter().copied().collect()
     }
 }

@@ -12,12 +12,15 @@ use super::stepper::Status;
 use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
 use crate::bucket::{Bucket, FragmentFacts, Ledger, Tail};
 use crate::clock::Duration;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::outer::Fragments;
 use crate::policy::Policy;
 use std::sync::Arc;
 use tombolo_engine::Layout;
+
+/// Blocks claimed ahead that a checkpoint is believed to have; the claims themselves are in the bucket.
+const BLOCKS_AHEAD_MAX: usize = 16;
 
 /// Everything that an island is given.
 pub struct Site {
@@ -97,6 +100,9 @@ pub async fn join(mut site: Site) -> Result<Joined> {
         if let Some(block) = header.block {
             site.inner.set_cursor(block, header.windows_used);
         }
+        for &block in header.ahead.iter().take(BLOCKS_AHEAD_MAX) {
+            site.inner.give_block(block);
+        }
         (status.step, status.tokens, status.tokens_repeated) = (header.step, header.tokens, header.tokens_repeated);
         facts = header.fragments;
         site.sink.note(&site.name, format!("life {incarnation} goes on from its checkpoint at step {}", header.step));
@@ -156,6 +162,8 @@ async fn newest_checkpoint(site: &Site, island: &str) -> Result<Option<crate::bu
     for step in site.bucket.checkpoints(island).await?.into_iter().rev() {
         match site.bucket.checkpoint(&site.layout, &site.fragments, island, step).await {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
+            // The bucket is away: forgetting what one has learned would be worse than trying again.
+            Err(error) if error.kind() == Kind::Unavailable && island == site.name => return Err(error),
             Err(error) => site.sink.note(&site.name, format!("passes over a checkpoint: {}", error.chain())),
         }
     }

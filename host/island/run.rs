@@ -84,10 +84,23 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
     let ended = train(stepper, drive, shared.clone());
     tokio::pin!(ended);
     tokio::pin!(drain);
+    // A task that ends while the loop goes on has failed (or has seen that this life is over): an island that trains and no longer offers
+    // would look alive for ever.
+    let mut failed = false;
     let job = tokio::select! {
         biased;
         job = &mut ended => job,
         () = &mut drain => {
+            shared.drain.store(true, Ordering::Relaxed);
+            ended.await
+        }
+        _ = beside.join_next() => {
+            failed = true;
+            shared.drain.store(true, Ordering::Relaxed);
+            ended.await
+        }
+        _ = flush.join_next() => {
+            failed = true;
             shared.drain.store(true, Ordering::Relaxed);
             ended.await
         }
@@ -114,6 +127,12 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
     let card = crew.card(u64::from(u32::MAX), IslandState::Done);
     crew.report(&card);
     let _ = clock::timeout(Duration::from_secs(5), crew.bucket.put_card(&card)).await;
+    if failed {
+        return Err(Error::unavailable(format!(
+            "island {}: one of its tasks has failed; its next life goes on",
+            crew.name
+        )));
+    }
     let stopped = shared.machine().stopped().map(str::to_string);
     Ok(Outcome { stopped, status: shared.status() })
 }

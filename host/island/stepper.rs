@@ -35,6 +35,8 @@ pub struct CheckpointJob {
     pub tokens_repeated: u64,
     /// Place in the data.
     pub cursor: Option<(u64, usize)>,
+    /// Blocks claimed ahead.
+    pub ahead: Vec<u64>,
     /// Place in every fragment.
     pub fragments: Vec<crate::bucket::FragmentFacts>,
     /// θ.
@@ -217,7 +219,8 @@ impl Stepper {
         let started = clock::now();
         let stepped = self.inner.step(learning_rate)?;
         let ended = clock::now();
-        self.shared.wants_block.store(self.inner.wants_block(), Ordering::Relaxed);
+        let wants_block = self.inner.wants_block() && lock(&self.shared.blocks).is_empty();
+        self.shared.wants_block.store(wants_block, Ordering::Relaxed);
         self.shared.machine().stepped(stepped.tokens);
         let (outside, total) = (started - self.boundary_at, ended - self.boundary_at);
         self.boundary_at = ended;
@@ -298,6 +301,7 @@ impl Stepper {
             tokens: status.tokens,
             tokens_repeated: status.tokens_repeated,
             cursor: self.inner.cursor(),
+            ahead: [self.inner.ahead(), lock(&self.shared.blocks).clone()].concat(),
             fragments: self.shared.machine().facts(),
             parameters: self.inner.parameters().to_vec(),
             first: first.to_vec(),

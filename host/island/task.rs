@@ -281,6 +281,7 @@ impl Crew {
 
     /// Writes one checkpoint and removes those that are too many.
     pub async fn write_checkpoint(&self, job: CheckpointJob) -> Result<()> {
+        let step = job.step;
         let header = CheckpointHeader {
             format: FORMAT,
             layout: self.fragments.fingerprint().to_string(),
@@ -292,24 +293,24 @@ impl Crew {
             adam_steps: job.adam_steps,
             block: job.cursor.map(|c| c.0),
             windows_used: job.cursor.map_or(0, |c| c.1),
+            ahead: job.ahead,
             fragments: job.fragments,
             hash: String::new(),
         };
         self.bucket.put_checkpoint(&self.layout, header, [&job.parameters, &job.first, &job.second]).await?;
-        self.bucket.prune_checkpoints(&self.name, self.checkpoints_kept).await
+        self.bucket.prune_checkpoints(&self.name, step, self.checkpoints_kept).await
     }
 
     /// Claims blocks of data ahead of the training loop.
     pub async fn claim(self: Arc<Crew>) {
         let mut next = None;
         loop {
-            if !self.shared.wants_block.swap(false, Ordering::Relaxed) {
+            if !self.shared.wants_block.load(Ordering::Relaxed) {
                 clock::sleep(self.poll_every() * 4).await;
                 continue;
             }
             let claimed = self.claim_one(&mut next).await;
             if let Err(error) = claimed {
-                self.shared.wants_block.store(true, Ordering::Relaxed);
                 self.sink
                     .note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
                 next = None;
@@ -328,6 +329,8 @@ impl Crew {
         }
         *next = Some(block + 1);
         self.shared.give_block(block);
+        // After the block is there: the training loop asks again only once it has taken it.
+        self.shared.wants_block.store(false, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -264,6 +264,9 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
             process.link.freeze(false);
         }
         processes.push(fleet.start(Role::Syncer, calm));
+        for process in &mut processes {
+            while process.tasks.try_join_next().is_some() {}
+        }
         while processes.iter().filter(|p| matches!(p.role, Role::Island(..)) && !p.tasks.is_empty()).count()
             < islands.max(2)
         {

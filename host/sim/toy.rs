@@ -115,4 +115,8 @@ impl Inner for Drift {
     }
 
     fn give_block(&mut self, _block: u64) {}
+
+    fn ahead(&self) -> Vec<u64> {
+        Vec::new()
+    }
 }

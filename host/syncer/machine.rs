@@ -24,6 +24,8 @@ const GRACE_STEPS_MAX: f64 = 8.0;
 const GRACE_UNKNOWN: Duration = Duration::from_secs(3);
 /// Fates of other rounds' offers that one commit carries at most.
 const RECORDS_MAX: usize = 256;
+/// The longest inner step that is believed.
+const STEP_MS_MAX: f64 = 3_600_000.0;
 /// A heartbeat that has not moved for this long is a dead island's.
 const DEAD_AFTER: Duration = Duration::from_secs(6);
 
@@ -174,8 +176,9 @@ impl Machine {
             (known.beat, known.moved_at) = (beat, now);
         }
         known.training = training;
-        if step_ms > 0.0 {
-            known.step_ms = step_ms;
+        // A card is outside input, and what it says becomes a time to wait.
+        if step_ms.is_finite() && step_ms > 0.0 {
+            known.step_ms = step_ms.min(STEP_MS_MAX);
         }
     }
 
@@ -188,10 +191,11 @@ impl Machine {
         self.live(now).filter(|(_, i)| i.misses < MISSES_MAX).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Moving average of an inner step over the live islands, in ms; 0 while nobody has said.
+    /// An inner step of the live islands, in ms: their median, so that no single island decides; 0 while nobody has said.
     pub fn step_ms(&self, now: Instant) -> f64 {
-        let steps: Vec<f64> = self.live(now).map(|(_, i)| i.step_ms).filter(|&ms| ms > 0.0).collect();
-        if steps.is_empty() { 0.0 } else { steps.iter().sum::<f64>() / steps.len() as f64 }
+        let mut steps: Vec<f64> = self.live(now).map(|(_, i)| i.step_ms).filter(|&ms| ms > 0.0).collect();
+        steps.sort_by(f64::total_cmp);
+        steps.get(steps.len() / 2).copied().unwrap_or(0.0)
     }
 
     /// How long a round stays open after its quorum.
@@ -255,6 +259,13 @@ impl Machine {
     /// The offers that a round is closed with, in order of island.
     pub fn chosen(&self, round: u64) -> Vec<&Facts> {
         self.of_round(round).map(|(_, (facts, _))| facts).collect()
+    }
+
+    /// An offer turned out not to be fit when its round was merged.
+    pub fn refuse(&mut self, id: &OfferId, reason: &str) {
+        if let Some((facts, _)) = self.good.remove(id) {
+            self.pending.push(facts.record(0.0, Fate::Refused(reason.to_string())));
+        }
     }
 
     /// Fates of other offers that the next commit carries.

@@ -128,5 +128,11 @@ fn outer_facts(input: &RoundInput<'_>, weights: &[f32], new: &[f32]) -> OuterFac
     let dot: f64 = mean.iter().zip(&step).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
     let product = f64::from(delta_norm) * f64::from(step_norm);
     let cosine = (product > 0.0).then(|| (dot / product) as f32);
-    OuterFacts { delta_norm, step_norm, cosine }
+    // Facts for people: they must not stop a merge whose values are finite, nor be numbers that JSON cannot carry.
+    let finite = |v: f32| if v.is_finite() { v } else { f32::MAX };
+    OuterFacts {
+        delta_norm: finite(delta_norm),
+        step_norm: finite(step_norm),
+        cosine: cosine.filter(|c| c.is_finite()),
+    }
 }

@@ -3,12 +3,10 @@
 
 use crate::bucket::payload::{Chunk, Data};
 use crate::bucket::record::{FORMAT, Fate, OfferRecord};
-use crate::bucket::{Ledger, OfferHeader, OfferId};
+use crate::bucket::{Ledger, OfferHeader, OfferId, TOKENS_MAX};
 use crate::outer::{Fragments, norm};
 use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor};
-
-/// The most tokens that one offer can claim; far above anything real, far below what overflows a sum.
-const TOKENS_MAX: u64 = 1 << 50;
+use crate::spec::Spec;
 
 /// An offer that may be merged.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,6 +63,7 @@ fn header_fate(
     ledger: &Ledger,
     fragments: &Fragments,
     codec: &str,
+    step_tokens: u64,
 ) -> Option<Fate> {
     let refused = |reason: &str| Some(Fate::Refused(reason.to_string()));
     if header.id != *id {
@@ -86,8 +85,8 @@ fn header_fate(
     if header.tokens == 0 || header.steps == 0 {
         return refused("it has no tokens or no steps");
     }
-    if header.tokens > TOKENS_MAX {
-        return refused("it claims impossibly many tokens");
+    if header.tokens > u64::from(header.steps).saturating_mul(step_tokens).min(TOKENS_MAX) {
+        return refused("it claims more tokens than its steps have");
     }
     if header.codec != codec {
         return refused("its codec is not the run's");
@@ -115,12 +114,13 @@ pub fn check(
     id: &OfferId,
     header: &OfferHeader,
     chunks: &[Chunk],
-    run: &str,
+    spec: &Spec,
     ledger: &Ledger,
     fragments: &Fragments,
     codec: (&Policy, &[u8]),
     tensors: &[Tensor],
 ) -> Verdict {
+    let step_tokens = (spec.train.batch * spec.model.context) as u64;
     let facts = Facts {
         id: id.clone(),
         hash: header.hash.clone(),
@@ -130,7 +130,8 @@ pub fn check(
         norm: 0.0,
         values: Vec::new(),
     };
-    if let Some(fate) = header_fate(id, header, run, ledger, fragments, &codec.0.hash().to_string()) {
+    if let Some(fate) = header_fate(id, header, &spec.run, ledger, fragments, &codec.0.hash().to_string(), step_tokens)
+    {
         return Verdict::Decided(facts.record(0.0, fate));
     }
     match decode(chunks, codec, tensors) {

@@ -9,7 +9,7 @@ use super::machine::{Decision, Machine, Rules};
 use super::merge::{RoundInput, merge_round};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use crate::bucket::record::{Beat, Body, Commit, Entry, FORMAT, Fate, IslandState, OfferRecord, RunRecord, Version};
-use crate::bucket::{Bucket, Created, Ledger, OfferId, Tail};
+use crate::bucket::{Bucket, Created, Ledger, MEMORY_ROUNDS, OfferId, Tail};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
@@ -22,10 +22,10 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
 
-/// Committed rounds whose folders are still looked into for offers that come late.
-const LATE_ROUNDS: u64 = 3;
-/// Polls between two looks at committed rounds and at the log while acting.
-const LATE_EVERY: u64 = 8;
+/// Time between two looks at all offers that are still there, for those that came late.
+const LATE_EVERY: Duration = Duration::from_secs(1);
+/// Polls between two looks at the log while acting.
+const LOG_EVERY: u64 = 8;
 /// Offers that are fetched at once.
 const FETCHES_MAX: usize = 16;
 /// Beats that an acting syncer may miss before another takes the role.
@@ -75,6 +75,8 @@ struct Syncer {
     acting: Arc<Mutex<Option<u64>>>,
     watched: Option<(String, u64, Instant)>,
     polls: u64,
+    /// When all offers were listed last.
+    looked_at: Option<Instant>,
     /// What the next round extends, read while its offers come in.
     ahead: Option<Ahead>,
     cleanup: JoinSet<()>,
@@ -110,6 +112,7 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         acting: Arc::default(),
         watched: None,
         polls: 0,
+        looked_at: None,
         ahead: None,
         cleanup: JoinSet::new(),
         desk: desk.clone(),
@@ -166,16 +169,18 @@ async fn watch_islands(
     incarnations: Arc<Mutex<BTreeMap<String, u64>>>,
 ) {
     loop {
-        if let Ok(names) = desk.bucket.islands().await {
-            for name in names {
-                let Ok(Some(card)) = desk.bucket.card(&name).await else { continue };
+        let names = desk.bucket.islands().await.unwrap_or_default();
+        for batch in names.chunks(FETCHES_MAX) {
+            let read = join_all(batch.iter().map(|name| desk.bucket.card(name))).await;
+            for (name, card) in batch.iter().zip(read) {
+                let Ok(Some(card)) = card else { continue };
                 let training = card.state == IslandState::Training;
                 let seen = (card.incarnation, card.counter, training, f64::from(card.step_ms));
                 let before = lock(&cards).insert(name.clone(), seen);
                 if before.is_none_or(|b| b.0 != card.incarnation)
-                    && let Ok(newest) = desk.bucket.newest_incarnation(&name).await
+                    && let Ok(newest) = desk.bucket.newest_incarnation(name).await
                 {
-                    lock(&incarnations).insert(name, newest);
+                    lock(&incarnations).insert(name.clone(), newest);
                 }
             }
         }
@@ -212,7 +217,7 @@ impl Syncer {
     }
 
     async fn turn(&mut self) -> Result<Next> {
-        let looks_around = self.polls % LATE_EVERY == 0 || !self.is_acting();
+        let looks_around = self.polls % LOG_EVERY == 0 || !self.is_acting();
         self.polls += 1;
         if looks_around {
             self.read_on().await?;
@@ -287,6 +292,11 @@ impl Syncer {
         let desk = self.desk.clone();
         let seq = self.ledger().next;
         let entry = Entry { format: FORMAT, seq, nonce: nonce(), writer: desk.id.clone(), term, body };
+        // Judged as every reader will read it, not as it lies in memory.
+        let entry: Entry =
+            serde_json::to_vec(&entry).and_then(|bytes| serde_json::from_slice(&bytes)).map_err(|e| {
+                Error::bug(format!("{}: was about to write an entry that nobody can read", desk.id)).because(e)
+            })?;
         // Before put: what is about to be written extends what was read.
         if let Err(violation) = self.ledger().check(seq, &entry) {
             return Err(Error::bug(format!("{}: was about to write an entry that does not extend the log", desk.id))
@@ -311,18 +321,22 @@ impl Syncer {
         Ok(created == Created::Mine)
     }
 
-    /// Lists the rounds that are open (and, now and then, those just committed) and fetches what is new.
+    /// Lists the rounds that are open (and, now and then, all offers that are there) and fetches what is new.
     async fn collect(&mut self, late_too: bool) -> Result<()> {
         let desk = self.desk.clone();
         let open = self.ledger().open_rounds();
-        let first =
-            if late_too { open.start.saturating_sub(LATE_ROUNDS).max(self.ledger().fragments) } else { open.start };
-        let rounds: Vec<u64> = (first..open.end).collect();
-        let listed = join_all(rounds.iter().map(|&round| desk.bucket.offers(round))).await;
+        let late_too = late_too && self.looked_at.is_none_or(|at| clock::now() - at >= LATE_EVERY);
         let mut new: Vec<(OfferId, u64)> = Vec::new();
-        for offers in listed {
-            new.extend(offers?.into_iter().filter(|(id, _)| self.machine.is_new(id, &self.tail.ledger)));
+        if late_too {
+            self.looked_at = Some(clock::now());
+            new = desk.bucket.all_offers().await?;
+        } else {
+            for offers in join_all(open.clone().map(|round| desk.bucket.offers(round))).await {
+                new.extend(offers?);
+            }
         }
+        let oldest = open.start.saturating_sub(MEMORY_ROUNDS);
+        new.retain(|(id, _)| (oldest..open.end).contains(&id.round) && self.machine.is_new(id, &self.tail.ledger));
         for batch in new.chunks(FETCHES_MAX) {
             let fetched = join_all(batch.iter().map(|(id, _)| {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
@@ -335,7 +349,7 @@ impl Syncer {
                         let tensors = &desk.tensors[self.ledger().fragment_of(id.round)];
                         let codec = (&desk.codec, desk.record.codec.config.as_bytes());
                         let (header, chunks) = (&object.header, &object.chunks);
-                        check(id, header, chunks, &desk.record.spec.run, self.ledger(), &desk.fragments, codec, tensors)
+                        check(id, header, chunks, &desk.record.spec, self.ledger(), &desk.fragments, codec, tensors)
                     }
                     Err(error) if error.kind() == Kind::Corrupt => {
                         desk.sink.note(&desk.id, format!("refuses an offer: {}", error.chain()));
@@ -365,24 +379,51 @@ impl Syncer {
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
         let Ahead { parameters, state, memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
-        let chosen = self.machine.chosen(round);
-        let contributions =
-            chosen.iter().map(|facts| (contribution(facts, ledger, round), facts.values.clone())).collect();
-        let input = RoundInput {
-            round: Round {
-                index: round,
-                fragment: p as u32,
-                version: ledger.merges_of(p),
-                tokens_merged: ledger.tokens(),
-                token_budget: desk.record.spec.tokens,
-            },
-            tensors: &desk.tensors[p],
-            contributions,
-            parameters,
-            state,
-            memo,
+        let chosen: Vec<Facts> = self.machine.chosen(round).into_iter().cloned().collect();
+        let merge = |facts: &[Facts]| {
+            let contributions = facts.iter().map(|f| (contribution(f, ledger, round), f.values.clone())).collect();
+            let input = RoundInput {
+                round: Round {
+                    index: round,
+                    fragment: p as u32,
+                    version: ledger.merges_of(p),
+                    tokens_merged: ledger.tokens(),
+                    token_budget: desk.record.spec.tokens,
+                },
+                tensors: &desk.tensors[p],
+                contributions,
+                parameters: parameters.clone(),
+                state: state.clone(),
+                memo: memo.clone(),
+            };
+            merge_round(&desk.merge, desk.record.merge.config.as_bytes(), input, desk.threads)
         };
-        let output = merge_round(&desk.merge, desk.record.merge.config.as_bytes(), input, desk.threads)?;
+        let output = match merge(&chosen) {
+            Ok(output) => output,
+            Err(error) => {
+                // One offer can be finite and still overflow when it is applied. Whichever cannot be merged alone is refused, and the round
+                // decided again; if each can, the largest is.
+                let mut unfit: Vec<&Facts> =
+                    chosen.iter().filter(|f| merge(std::slice::from_ref(*f)).is_err()).collect();
+                if unfit.is_empty() && chosen.len() > 1 {
+                    unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
+                }
+                // A policy that cannot even merge nothing much is itself what failed.
+                let nothing = Facts { norm: 0.0, values: vec![0.0; parameters.len()], ..chosen[0].clone() };
+                if unfit.is_empty() || merge(&[nothing]).is_err() {
+                    return Err(error);
+                }
+                let unfit: Vec<OfferId> = unfit.into_iter().map(|f| f.id.clone()).collect();
+                for id in unfit {
+                    desk.sink.note(
+                        &desk.id,
+                        format!("refuses the offer of {} for round {round}: {}", id.island, error.chain()),
+                    );
+                    self.machine.refuse(&id, "it cannot be merged");
+                }
+                return Ok(());
+            }
+        };
         let (hash, state_hash) = tokio::join!(
             desk.bucket.put_fragment(&desk.fragments, p, round, &output.parameters),
             desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state, &output.memo)
@@ -430,12 +471,12 @@ impl Syncer {
         let ledger = self.ledger();
         let back = self.desk.record.spec.keep.versions * ledger.fragments;
         let Some(oldest) = round.checked_sub(back) else { return };
-        let (bucket, current) = (self.desk.bucket.clone(), ledger.versions[p].clone());
+        let (bucket, ledger) = (self.desk.bucket.clone(), ledger.clone());
         while self.cleanup.try_join_next().is_some() {}
         self.cleanup.spawn(async move {
             // Not removed now, it is removed with the fragment's next version.
-            let _ = bucket.prune_fragment(p, oldest, &current).await;
-            let _ = bucket.prune_offers(oldest).await;
+            let _ = bucket.prune_fragment(p, oldest, &ledger.versions[p]).await;
+            let _ = bucket.prune_offers(oldest, &ledger).await;
         });
     }
 
@@ -445,7 +486,8 @@ impl Syncer {
             if self.read_on().await.is_err() || !self.is_acting() || self.ledger().stopped.is_some() {
                 break;
             }
-            if self.collect(true).await.is_err() || self.machine.chosen(self.ledger().next_round).is_empty() {
+            let quorum = self.desk.record.spec.outer.quorum;
+            if self.collect(true).await.is_err() || self.machine.chosen(self.ledger().next_round).len() < quorum {
                 break;
             }
             if let Err(error) = self.close("the syncer was drained".into(), clock::now()).await {
