@@ -19,7 +19,7 @@ use serde_json::Value;
 use support::program::{MEDIUM, Running, Workshop, exists, signal, wait_for};
 use support::say;
 use support::tape::Tape;
-use tombolo::bucket::record::Fate;
+use tombolo::bucket::record::{Body, Fate};
 use tombolo::bucket::{Bucket, Ledger, Tail};
 use tombolo::outer::Fragments;
 use tombolo_engine::Layout;
@@ -32,12 +32,11 @@ const ISLANDS: u64 = 3;
 
 /// How much worse the held-out loss of the disturbed run may be.
 ///
-/// A killed island loses what it had not yet offered, an eighth of a second of its work, and its moments go back to its last checkpoint, two
-/// seconds; without a syncer nothing is merged for up to six seconds, in which the islands drift apart at an old learning rate. All of
-/// that is made up for within the run. Two undisturbed runs of this spec, whose islands interleave differently, differ by up to 0.5 %,
-/// and disturbed ones from undisturbed ones by up to 1 %. A run that lost its outer momentum or a fragment shortly before its end is
-/// off by more than 10 %.
-const LOSS_TOLERANCE: f64 = 0.03;
+/// A killed island loses what it had not yet offered, and its moments go back to its last checkpoint, two seconds; without a syncer nothing
+/// is merged for up to six seconds, in which the islands drift apart. While the kills last, half of the time or more is without a syncer,
+/// and a token takes part in fewer outer steps. Measured on a busy machine: -0.1 to +3.4 % in thirteen runs. A round that is lost or merged
+/// twice, which no loss shows, is found in the log.
+const LOSS_TOLERANCE: f64 = 0.06;
 
 const COMMAND: &str = "run spec.toml --bucket file:bucket --out out --report report.json";
 
@@ -80,25 +79,37 @@ fn victim(running: &mut Running, role: &str, before: Option<u32>, moment: Durati
     running.until(&format!("{role} has a process"), there)
 }
 
-/// Kills an island and the syncer in turn, and returns how often each role was killed; none if less than a quarter of the run is left by
-/// then, too little for what was lost to be made up for.
+/// The role whose process acts as the syncer: the one called `syncer`, or an island that stood by.
+fn acting_role(workshop: &Workshop) -> Option<String> {
+    let tape = on_runtime(Tape::read(&workshop.bucket()));
+    let newest = tape.entries().iter().rfind(|entry| matches!(entry.body, Body::Term { .. }))?;
+    // A writer is a role and a nonce.
+    newest.writer.rsplit_once('-').map(|(role, _)| role.to_owned())
+}
+
+/// Kills an island and whoever acts as the syncer in turn, and returns how often each role was killed; none if less than a quarter of the
+/// run is left by then, too little for what was lost to be made up for.
 fn kill_in_turn(
     running: &mut Running,
     workshop: &Workshop,
     tokens: u64,
     random: &mut StdRng,
 ) -> Option<BTreeMap<String, u64>> {
-    let mut kills = BTreeMap::new();
+    let mut kills: BTreeMap<String, u64> = BTreeMap::new();
     let mut last: BTreeMap<String, u32> = BTreeMap::new();
     for n in 0..KILLS {
         let role = if n % 2 == 0 {
-            let island = (0..ISLANDS).collect::<Vec<_>>().choose(random).copied().expect("there are islands");
-            format!("island-{island}")
+            let count = |island: &u64| kills.get(&format!("island-{island}")).copied().unwrap_or(0);
+            let fewest = (0..ISLANDS).map(|island| count(&island)).min();
+            let candidates: Vec<u64> = (0..ISLANDS).filter(|island| Some(count(island)) == fewest).collect();
+            format!("island-{}", candidates.choose(random).expect("there are islands"))
         } else {
             // One that has taken the role and commits, so that most of the time it dies at work.
             let goal = workshop.log_entries() + 4;
             running.until("the log grows", |_| (workshop.log_entries() >= goal).then_some(()));
-            "syncer".to_owned()
+            let acting = acting_role(workshop).expect("somebody acts");
+            // A role that was launched six times within a minute is given up.
+            if kills.get(&acting).is_some_and(|&kills| kills >= 5) { "syncer".to_owned() } else { acting }
         };
         let merged = tokens_merged(workshop);
         if merged > tokens / 4 * 3 {
@@ -106,7 +117,8 @@ fn kill_in_turn(
             return None;
         }
         let pid = victim(running, &role, last.get(&role).copied(), Duration::from_secs(1), random);
-        say(&format!("kill {}: {role}, process {pid}, at {merged} of {tokens} tokens", n + 1));
+        let what = if n % 2 == 0 { "island" } else { "syncer" };
+        say(&format!("kill {}: {what} {role}, process {pid}, at {merged} of {tokens} tokens", n + 1));
         signal(pid, "KILL");
         wait_for("a killed process is gone", || (!exists(pid)).then_some(()));
         last.insert(role.clone(), pid);
@@ -182,8 +194,8 @@ fn disturbed_run(tokens: u64, random: &mut StdRng) -> Option<(Workshop, BTreeMap
 fn islands_and_the_syncer_killed_ten_times_at_random_leave_a_run_that_ends_as_well_as_undisturbed() {
     let _alone = alone();
     let mut random = random();
-    // Ten kills take about 25 s, most of it five times the beats that a silent syncer is given.
-    let mut tokens = (tokens_per_second() * 26.0) as u64;
+    // Ten kills take 10 to 15 s, most of it the beats that a silent syncer is given.
+    let mut tokens = (tokens_per_second() * 20.0) as u64;
     let (workshop, kills) = (0..3)
         .find_map(|_| {
             let disturbed = disturbed_run(tokens, &mut random);
@@ -199,6 +211,9 @@ fn islands_and_the_syncer_killed_ten_times_at_random_leave_a_run_that_ends_as_we
     let bucket = workshop.bucket();
     on_runtime(async {
         assert_is_whole(&bucket).await;
+        let tape = Tape::read(&bucket).await;
+        let terms = tape.entries().iter().filter(|entry| matches!(entry.body, Body::Term { .. })).count();
+        say(&format!("{terms} terms, {} rounds, {:?}", tape.commits().count(), tape.fates()));
         for island in 0..ISLANDS {
             let name = format!("island-{island}");
             let lives = bucket.newest_incarnation(&name).await.expect("readable");

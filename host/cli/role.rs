@@ -6,6 +6,7 @@ use crate::bucket::Location;
 use crate::error::{Error, Result};
 use crate::event::Sink;
 use crate::island::{self, Drive};
+use crate::nonce::nonce;
 use crate::syncer::{self, Desk};
 use std::future::Future;
 use tokio::io::AsyncReadExt;
@@ -64,7 +65,9 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     let joined = island::join(site).await?;
     let (stand_down, asked) = watch::channel(false);
     let standby = if arguments.may_sync {
-        let desk = Desk { eager: false, ..run.desk(&runtime, 1, sink.clone()).await? };
+        // The log says which island it is that acts.
+        let id = format!("{:.48}-{}", arguments.name, &nonce()[..8]);
+        let desk = Desk { id, eager: false, ..run.desk(&runtime, 1, sink.clone()).await? };
         Some(tokio::spawn(syncer::run(desk, told(asked))))
     } else {
         None

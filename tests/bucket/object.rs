@@ -78,7 +78,9 @@ fn offers_are_listed_by_round_and_read_back_as_they_were_written() {
         let sizes = bucket.offers(6).await.expect("listed");
         assert_eq!(sizes.len(), 1);
         assert!(bucket.offer(&ids[4], sizes[0].1).await.is_ok(), "the listing gives the size");
-        bucket.prune_offers(5).await.expect("pruned");
+        bucket.prune_offers(5).await.expect("nothing is older");
+        assert_eq!(bucket.offers(5).await.expect("listed").len(), 4, "the round itself keeps its own");
+        bucket.prune_offers(6).await.expect("pruned");
         assert_eq!(bucket.offers(5).await.expect("listed"), []);
         assert_eq!(bucket.offers(6).await.expect("listed"), sizes, "other rounds keep theirs");
     });
