@@ -156,8 +156,9 @@ async fn train(mut stepper: Stepper, drive: Drive, shared: Arc<Shared>) -> Resul
                         Err(error) => break Err(error),
                     }
                 };
-                drop(stepper);
+                // Said before the loop's queues close, so that their tasks are not taken for failed ones.
                 let _ = done.send(outcome);
+                drop(stepper);
             };
             std::thread::Builder::new()
                 .name("train".into())
