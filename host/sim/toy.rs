@@ -17,7 +17,7 @@ pub fn model(tensors: usize, fragments: usize) -> Result<(Layout, Fragments)> {
     let mut offset = 0;
     let tensor = |i: usize| {
         let length = 1 + i % 3;
-        let kind = if i % 2 == 0 { TensorKind::Matrix } else { TensorKind::Vector };
+        let kind = if i.is_multiple_of(2) { TensorKind::Matrix } else { TensorKind::Vector };
         offset += length;
         Tensor { name: format!("toy.{i}"), shape: vec![length], kind, offset: offset - length }
     };

@@ -182,7 +182,7 @@ impl Machine {
         }
     }
 
-    fn live<'a>(&'a self, now: Instant) -> impl Iterator<Item = (&'a String, &'a Island)> {
+    fn live(&self, now: Instant) -> impl Iterator<Item = (&String, &Island)> {
         self.islands.iter().filter(move |(_, i)| i.training && now - i.moved_at < DEAD_AFTER)
     }
 

@@ -66,11 +66,14 @@ pub enum Ended {
     Drained,
 }
 
+/// Per island what its card said last: life, counter, whether it trains, milliseconds of a step.
+type Cards = Arc<Mutex<BTreeMap<String, (u64, u64, bool, f64)>>>;
+
 struct Syncer {
     desk: Arc<Desk>,
     tail: Tail,
     machine: Machine,
-    cards: Arc<Mutex<BTreeMap<String, (u64, u64, bool, f64)>>>,
+    cards: Cards,
     incarnations: Arc<Mutex<BTreeMap<String, u64>>>,
     acting: Arc<Mutex<Option<u64>>>,
     watched: Option<(String, u64, Instant)>,
@@ -163,11 +166,7 @@ async fn beat(desk: Arc<Desk>, acting: Arc<Mutex<Option<u64>>>) {
 }
 
 /// Reads all islands' heartbeats, again and again, and the newest life of each whose life has changed.
-async fn watch_islands(
-    desk: Arc<Desk>,
-    cards: Arc<Mutex<BTreeMap<String, (u64, u64, bool, f64)>>>,
-    incarnations: Arc<Mutex<BTreeMap<String, u64>>>,
-) {
+async fn watch_islands(desk: Arc<Desk>, cards: Cards, incarnations: Arc<Mutex<BTreeMap<String, u64>>>) {
     loop {
         let names = desk.bucket.islands().await.unwrap_or_default();
         for batch in names.chunks(FETCHES_MAX) {
@@ -217,7 +216,7 @@ impl Syncer {
     }
 
     async fn turn(&mut self) -> Result<Next> {
-        let looks_around = self.polls % LOG_EVERY == 0 || !self.is_acting();
+        let looks_around = self.polls.is_multiple_of(LOG_EVERY) || !self.is_acting();
         self.polls += 1;
         if looks_around {
             self.read_on().await?;
@@ -271,7 +270,7 @@ impl Syncer {
             }
             None => (String::new(), 0),
         };
-        if !self.watched.as_ref().is_some_and(|(id, c, _)| (id, *c) == (&acting, counter)) {
+        if self.watched.as_ref().is_none_or(|(id, c, _)| (id, *c) != (&acting, counter)) {
             self.watched = Some((acting.clone(), counter, now));
         }
         let quiet = self.watched.as_ref().map_or(Duration::ZERO, |(_, _, at)| now - *at);

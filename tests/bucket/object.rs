@@ -4,7 +4,7 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{FORMAT, Version};
-use tombolo::bucket::{Bucket, CheckpointHeader, FragmentFacts, OfferHeader, OfferId};
+use tombolo::bucket::{Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId};
 use tombolo::error::{Error, Kind};
 use tombolo::outer::Fragments;
 use tombolo_engine::Layout;
@@ -78,10 +78,18 @@ fn offers_are_listed_by_round_and_read_back_as_they_were_written() {
         let sizes = bucket.offers(6).await.expect("listed");
         assert_eq!(sizes.len(), 1);
         assert!(bucket.offer(&ids[4], sizes[0].1).await.is_ok(), "the listing gives the size");
-        bucket.prune_offers(5).await.expect("nothing is older");
+        let mut ledger = Ledger::new(1, 4, "merge");
+        ledger
+            .decided
+            .extend(ids.iter().filter(|id| id.island != "c").map(|id| (id.round, id.island.clone(), id.incarnation)));
+        bucket.prune_offers(5, &ledger).await.expect("nothing is older");
         assert_eq!(bucket.offers(5).await.expect("listed").len(), 4, "the round itself keeps its own");
-        bucket.prune_offers(6).await.expect("pruned");
-        assert_eq!(bucket.offers(5).await.expect("listed"), []);
+        bucket.prune_offers(6, &ledger).await.expect("pruned");
+        let left: Vec<String> = bucket.offers(5).await.expect("listed").into_iter().map(|(id, _)| id.island).collect();
+        assert_eq!(left, ["c"], "an offer without a fate stays until it has one");
+        ledger.next_round = 6 + tombolo::bucket::MEMORY_ROUNDS;
+        bucket.prune_offers(6, &ledger).await.expect("pruned");
+        assert_eq!(bucket.offers(5).await.expect("listed"), [], "unless it is too old to get one");
         assert_eq!(bucket.offers(6).await.expect("listed"), sizes, "other rounds keep theirs");
     });
 }
@@ -201,6 +209,7 @@ fn checkpoint_header(fragments: &Fragments, step: u64) -> CheckpointHeader {
         adam_steps: step,
         block: Some(4),
         windows_used: 19,
+        ahead: vec![8, 11],
         fragments: (0..fragments.count()).map(|p| FragmentFacts { base: p as u64, steps: 2, tokens: 1024 }).collect(),
         hash: String::new(),
     }
@@ -227,10 +236,12 @@ fn checkpoints_come_back_whole_newest_last_and_only_as_many_as_are_kept() {
         let expected = [101, 102, 103].map(|seed| values(layout.elements(), seed));
         assert_eq!([parameters, first, second], expected);
 
-        bucket.prune_checkpoints("a", 2).await.expect("pruned");
+        bucket.prune_checkpoints("a", 1000, 2).await.expect("pruned");
         assert_eq!(bucket.checkpoints("a").await.expect("listed"), [100, 1000]);
-        bucket.prune_checkpoints("a", 2).await.expect("nothing left to prune");
+        bucket.prune_checkpoints("a", 1000, 2).await.expect("nothing left to prune");
         assert_eq!(bucket.checkpoints("a").await.expect("listed"), [100, 1000]);
+        bucket.prune_checkpoints("a", 100, 2).await.expect("pruned");
+        assert_eq!(bucket.checkpoints("a").await.expect("listed"), [100], "steps beyond the newest are of a lost life");
         assert!(bucket.checkpoints("a-b").await.expect("listed").is_empty(), "another island's are its own");
     });
 }
