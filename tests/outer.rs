@@ -24,7 +24,8 @@ fn layout(tensors: usize) -> Layout {
 }
 
 /// A run over `tensors` numbers that start at zero, its record and start entry in a bucket in memory.
-async fn world(spec: Spec, tensors: usize, islands: usize) -> Result<World> {
+async fn world(mut spec: Spec, tensors: usize, islands: usize) -> Result<World> {
+    spec.islands = islands.max(1);
     let runtime = Runtime::new(Limits::default(), None).expect("the policy runtime starts");
     let (codec, merge) = (runtime.bundled("bf16").unwrap(), runtime.bundled(&spec.merge.policy).unwrap());
     let layout = layout(tensors);

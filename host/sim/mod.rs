@@ -69,7 +69,11 @@ pub fn on_virtual_time<T>(seed: u64, f: impl Future<Output = Result<T>>) -> Resu
         .start_paused(true)
         .build()
         .map_err(|e| Error::unavailable("no runtime for the simulation").because(e))?;
-    runtime.block_on(f)
+    runtime.block_on(async {
+        // The first wait puts the clock on the timer's grid; see `clock`.
+        clock::sleep(Duration::from_millis(1)).await;
+        f.await
+    })
 }
 
 impl World {

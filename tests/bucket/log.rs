@@ -22,7 +22,8 @@ fn entry(seq: u64, writer: &str, body: Body) -> Entry {
 }
 
 fn version(round: u64) -> Version {
-    Version { round, hash: format!("hash of {round}"), state: None }
+    let hash = |of: &str| tombolo::nonce::sha256(format!("{of} {round}").as_bytes());
+    Version { round, hash: hash("parameters"), state: (round >= FRAGMENTS as u64).then(|| hash("state")) }
 }
 
 fn start() -> Body {
