@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use object_store::prefix::PrefixStore;
@@ -106,6 +107,8 @@ fn a_run_on_a_local_directory_trains_reports_exports_and_stays_as_it_ended() {
     assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
 
     assert_eq!(report["exported"], "out/model");
+    let mode = |file: &str| fs::metadata(workshop.path("out/model").join(file)).expect(file).permissions().mode();
+    assert_eq!(MODEL_FILES.map(mode), [mode("config.json"); 5], "whoever may read one file may read all");
     assert_generates(&workshop, "out/model");
     let status = workshop.run_well("status bucket").stdout;
     assert!(status.contains("run small  (ended: the token budget is merged)"), "{status}");

@@ -50,7 +50,10 @@ impl Model {
 /// Lets `write` fill a temporary neighbour of `path`, makes it durable and renames it.
 fn write_renamed(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let partial = path.with_extension("partial");
+    // What this user's new files are like: safetensors makes its own for nobody else to read.
+    let made = fs::File::create(&partial).and_then(|file| file.metadata()).map_err(Error::io("create", &partial))?;
     let done = write(&partial).and_then(|()| {
+        fs::set_permissions(&partial, made.permissions()).map_err(Error::io("set the permissions of", &partial))?;
         let file = fs::File::open(&partial).map_err(Error::io("open", &partial))?;
         file.sync_all().map_err(Error::io("sync", &partial))?;
         fs::rename(&partial, path).map_err(Error::io("rename to", path))
