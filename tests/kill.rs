@@ -34,7 +34,7 @@ const ISLANDS: u64 = 3;
 ///
 /// A killed island loses what it had not yet offered, and its moments go back to its last checkpoint, two seconds; without a syncer nothing
 /// is merged for up to six seconds, in which the islands drift apart. While the kills last, half of the time or more is without a syncer,
-/// and a token takes part in fewer outer steps. Measured on a busy machine: -0.1 to +3.4 % in thirteen runs. A round that is lost or merged
+/// and a token takes part in fewer outer steps. Measured on a busy machine: -0.1 to +3.4 % in twelve runs. A round that is lost or merged
 /// twice, which no loss shows, is found in the log.
 const LOSS_TOLERANCE: f64 = 0.06;
 

@@ -70,7 +70,9 @@ pub struct Link {
     random: Mutex<StdRng>,
     faults: Mutex<Faults>,
     cut: AtomicBool,
-    frozen: tokio::sync::watch::Sender<bool>,
+    frozen: AtomicBool,
+    /// Wakes in the order of waiting; a watch channel would wake in an order of chance.
+    thaw: tokio::sync::Notify,
     trap: Arc<Trap>,
 }
 
@@ -82,7 +84,8 @@ impl Link {
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             faults: Mutex::new(faults),
             cut: AtomicBool::new(false),
-            frozen: tokio::sync::watch::channel(false).0,
+            frozen: AtomicBool::new(false),
+            thaw: tokio::sync::Notify::new(),
             trap,
         }
     }
@@ -99,7 +102,8 @@ impl Link {
 
     /// Stops the process at its next call, or lets it go on, as SIGSTOP and SIGCONT do.
     pub fn freeze(&self, frozen: bool) {
-        self.frozen.send_replace(frozen);
+        self.frozen.store(frozen, Ordering::Relaxed);
+        self.thaw.notify_waiters();
     }
 
     fn draw(&self, share: impl Fn(&Faults) -> f64) -> bool {
@@ -144,8 +148,9 @@ impl Link {
     }
 
     async fn thawed(&self) {
-        // A link whose world has ended stays frozen.
-        let _ = self.frozen.subscribe().wait_for(|frozen| !*frozen).await;
+        while self.frozen.load(Ordering::Relaxed) {
+            self.thaw.notified().await;
+        }
     }
 }
 
