@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
-use tombolo::bucket::record::{Body, Entry, FORMAT, Fate, PolicyUse, RunRecord};
+use tombolo::bucket::record::{Body, Card, Entry, FORMAT, Fate, IslandState, PolicyUse, RunRecord};
 use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId};
 use tombolo::clock::{self, Duration};
 use tombolo::error::Result;
@@ -156,11 +156,17 @@ fn the_same_seed_gives_the_same_log() {
 /// A syncer over a one-number model with η 1 and no momentum, and offers written by hand.
 struct Bench {
     world: World,
+    /// What the next offers claim.
+    tokens: u64,
 }
 
 impl Bench {
     async fn start() -> Result<Bench> {
-        let world = world(spec(1, "mean", "eta = 1\nmomentum = 0\n"), 1, 0).await?;
+        Bench::with("eta = 1\nmomentum = 0\n").await
+    }
+
+    async fn with(config: &str) -> Result<Bench> {
+        let world = world(spec(1, "mean", config), 1, 0).await?;
         let desk = Desk {
             bucket: world.bucket.clone(),
             record: world.record.clone(),
@@ -175,7 +181,7 @@ impl Bench {
             beat_every: STEP,
         };
         tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
-        Ok(Bench { world })
+        Ok(Bench { world, tokens: 8 })
     }
 
     /// Offers Δ = base − θ for `round`.
@@ -191,7 +197,7 @@ impl Bench {
             id: OfferId { round, island: island.into(), incarnation: 1 },
             fragment: 0,
             base,
-            tokens: 8,
+            tokens: self.tokens,
             steps: 1,
             codec: world.codec.hash().to_string(),
             hash: content_hash(std::slice::from_ref(&chunk)),
@@ -306,6 +312,70 @@ fn a_commit_names_why_an_offer_was_refused() {
     let fate = |island: &str| commit.offers.iter().find(|o| o.id.island == island).map(|o| o.fate.clone());
     assert_eq!(fate("future"), Some(Fate::Refused("its base is in the future".into())));
     assert_eq!(fate("good"), Some(Fate::Merged));
+}
+
+#[test]
+fn an_offer_that_overflows_when_it_is_applied_is_refused_and_the_round_goes_on_without_it() {
+    let ledger = on_virtual_time(6, async {
+        let bench = Bench::with("eta = 4\nmomentum = 0\n").await?;
+        bench.offer("huge", 1, 0, -3.0e38).await?;
+        bench.offer("good", 1, 0, -1.0).await?;
+        let (ledger, theta) = bench.committed(1).await?;
+        assert_eq!(theta, 4.0);
+        Ok(ledger)
+    })
+    .unwrap();
+    assert_eq!(ledger.fates.reasons.get("it cannot be merged"), Some(&1));
+    assert_eq!(ledger.fates.merged, 1);
+}
+
+#[test]
+fn a_card_that_claims_an_endless_step_stops_nobody() {
+    on_virtual_time(8, async {
+        let bench = Bench::start().await?;
+        for (name, step_ms) in [("endless", 1e30), ("nan", f32::NAN), ("honest", 100.0)] {
+            let card = Card {
+                format: FORMAT,
+                island: name.into(),
+                incarnation: 1,
+                counter: 1,
+                state: IslandState::Training,
+                layout: String::new(),
+                step: 1,
+                tokens: 8,
+                tokens_repeated: 0,
+                loss: None,
+                tokens_per_s: 1.0,
+                step_ms,
+                wait_ratio: 0.0,
+                train_seconds: 1.0,
+                adopted: None,
+                versions: Vec::new(),
+            };
+            bench.world.bucket.put_card(&card).await?;
+        }
+        clock::sleep(STEP * 10).await;
+        bench.offer("honest", 1, 0, -1.0).await?;
+        let closed = clock::timeout(Duration::from_secs(60), bench.committed(1)).await;
+        assert!(closed.is_ok(), "the round is closed");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn more_tokens_than_the_steps_have_are_refused() {
+    let ledger = on_virtual_time(9, async {
+        let mut bench = Bench::start().await?;
+        bench.tokens = 1 << 40;
+        bench.offer("greedy", 1, 0, -5.0).await?;
+        bench.tokens = 8;
+        bench.offer("good", 1, 0, -1.0).await?;
+        Ok(bench.committed(1).await?.0)
+    })
+    .unwrap();
+    assert_eq!(ledger.fates.reasons.get("it claims more tokens than its steps have"), Some(&1));
+    assert_eq!(ledger.fragment_tokens, [8]);
 }
 
 /// The public trace of method.md section 15: y = w·x + b, w = (2, 1), b = 1, mean squared error over two rows, inner SGD 0.1, three steps, outer
