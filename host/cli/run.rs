@@ -240,7 +240,7 @@ impl Watch {
     fn take_in(&mut self, event: Event) {
         match &event {
             Event::Note { who, text } => self.board.note(&format!("{who}: {text}")),
-            Event::Island { island, step, loss, tokens_per_s, adopted, state, train_seconds, wait_ratio, .. } => {
+            Event::Island { island, step, loss, tokens_per_s, adopted, state, train_seconds, .. } => {
                 let Some(index) = island.strip_prefix("island-").and_then(|n| n.parse::<usize>().ok()) else { return };
                 let Some(view) = self.islands.get_mut(index) else { return };
                 if let Some(Event::Island { train_seconds: before, wait_ratio: waited, .. }) = view.last
@@ -249,7 +249,6 @@ impl Watch {
                     view.before.0 += f64::from(before);
                     view.before.1 += f64::from(before) * f64::from(waited);
                 }
-                let _ = wait_ratio;
                 if let Some(loss) = loss {
                     view.curve.push((self.tail.ledger.tokens() as f64, f64::from(*loss)));
                     let state = match state {
