@@ -1,18 +1,20 @@
 //! The outer loop, small enough to check by hand: real islands, a real syncer, the bundled policies, a store in memory, virtual time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{Body, Card, Entry, FORMAT, Fate, IslandState, PolicyUse, RunRecord};
 use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId};
 use tombolo::clock::{self, Duration};
-use tombolo::error::Result;
-use tombolo::event::Sink;
-use tombolo::island::{Inner, Stepped};
+use tombolo::data::Cursor;
+use tombolo::error::{Error, Kind, Result};
+use tombolo::event::{Event, Sink};
+use tombolo::island::{self, Drive, Inner, Site, Stepped};
 use tombolo::outer::Fragments;
 use tombolo::policy::{At, Codec, Contribution, Limits, Round, Runtime};
 use tombolo::sim::{World, on_virtual_time, slow_store};
 use tombolo::spec::Spec;
-use tombolo::syncer::{self, Desk, RoundInput, merge_round};
+use tombolo::syncer::{self, RoundInput, merge_round};
 use tombolo_engine::{Layout, Tensor, TensorKind};
 
 const STEP: Duration = Duration::from_millis(100);
@@ -83,17 +85,13 @@ impl Inner for Constant {
     fn set_moments(&mut self, _: &[f32], _: &[f32], _: u64) -> Result<()> {
         Ok(())
     }
-    fn cursor(&self) -> Option<(u64, usize)> {
-        None
+    fn held(&self) -> Vec<Cursor> {
+        Vec::new()
     }
-    fn set_cursor(&mut self, _: u64, _: usize) {}
     fn wants_block(&self) -> bool {
         false
     }
-    fn give_block(&mut self, _: u64) {}
-    fn ahead(&self) -> Vec<u64> {
-        Vec::new()
-    }
+    fn give_block(&mut self, _: Cursor) {}
 }
 
 /// Two islands, two fragments of one number each, gradients (1, 2) and (3, 4), outer Nesterov with η 0.5 and μ 0.5. One round per step, one
@@ -167,19 +165,7 @@ impl Bench {
 
     async fn with(config: &str) -> Result<Bench> {
         let world = world(spec(1, "mean", config), 1, 0).await?;
-        let desk = Desk {
-            bucket: world.bucket.clone(),
-            record: world.record.clone(),
-            id: "syncer-0".into(),
-            fragments: world.fragments.clone(),
-            tensors: vec![world.fragments.policy_tensors(0)],
-            codec: world.codec.clone(),
-            merge: world.merge.clone(),
-            threads: 1,
-            eager: true,
-            sink: Sink::Null,
-            beat_every: STEP,
-        };
+        let desk = world.desk(STEP);
         tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
         Ok(Bench { world, tokens: 8 })
     }
@@ -340,17 +326,12 @@ fn a_card_that_claims_an_endless_step_stops_nobody() {
                 incarnation: 1,
                 counter: 1,
                 state: IslandState::Training,
-                layout: String::new(),
                 step: 1,
                 tokens: 8,
-                tokens_repeated: 0,
-                loss: None,
                 tokens_per_s: 1.0,
                 step_ms,
-                wait_ratio: 0.0,
                 train_seconds: 1.0,
-                adopted: None,
-                versions: Vec::new(),
+                ..Card::default()
             };
             bench.world.bucket.put_card(&card).await?;
         }
@@ -376,6 +357,98 @@ fn more_tokens_than_the_steps_have_are_refused() {
     .unwrap();
     assert_eq!(ledger.fates.reasons.get("it claims more tokens than its steps have"), Some(&1));
     assert_eq!(ledger.fragment_tokens, [8]);
+}
+
+/// Data that makes the state astray: a step that begins in one of these windows fails as the engine does when a loss is not finite.
+struct Poisoned {
+    constant: Constant,
+    held: VecDeque<Cursor>,
+    windows: std::ops::Range<usize>,
+}
+
+impl Inner for Poisoned {
+    fn parameters(&self) -> &[f32] {
+        self.constant.parameters()
+    }
+    fn parameters_mut(&mut self) -> &mut [f32] {
+        self.constant.parameters_mut()
+    }
+    fn step(&mut self, learning_rate: f32) -> Result<Stepped> {
+        let cursor = self.held.front_mut().expect("an island's first block is claimed before its first step");
+        cursor.window += 1;
+        if self.windows.contains(&cursor.window) {
+            return Err(Error::corrupt("the loss is not finite"));
+        }
+        self.constant.step(learning_rate)
+    }
+    fn moments(&self) -> (&[f32], &[f32], u64) {
+        self.constant.moments()
+    }
+    fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()> {
+        self.constant.set_moments(first, second, steps)
+    }
+    fn held(&self) -> Vec<Cursor> {
+        self.held.iter().copied().collect()
+    }
+    fn wants_block(&self) -> bool {
+        false
+    }
+    fn give_block(&mut self, block: Cursor) {
+        self.held.push_back(block);
+    }
+}
+
+/// One island over data of which `windows` poison it; how it ended, and what it said.
+fn astray(windows: std::ops::Range<usize>) -> (Result<island::Outcome>, Vec<String>) {
+    let (events, mut incoming) = tokio::sync::mpsc::channel(1000);
+    let outcome = on_virtual_time(11, async {
+        let mut spec = spec(1, "mean", "");
+        spec.tokens = 8 * 40;
+        spec.keep.checkpoint_seconds = 1;
+        let world = world(spec, 1, 1).await?;
+        let desk = world.desk(STEP);
+        let syncer = tokio::spawn(async move { syncer::run(desk, std::future::pending()).await });
+        let site = || {
+            let inner = Poisoned {
+                constant: Constant { parameters: vec![0.0], gradient: vec![1.0] },
+                held: VecDeque::new(),
+                windows: windows.clone(),
+            };
+            let site = Site { sink: Sink::Channel(events.clone()), ..world.site("a", Box::new(inner), STEP) };
+            std::future::ready(Ok(site))
+        };
+        let outcome =
+            clock::timeout(Duration::from_secs(600), island::live(site, Drive::Virtual(STEP), std::future::pending()));
+        let outcome = outcome.await.expect("it ends");
+        syncer.abort();
+        Ok(outcome)
+    });
+    let mut notes = Vec::new();
+    while let Ok(event) = incoming.try_recv() {
+        if let Event::Note { text, .. } = event {
+            notes.push(text);
+        }
+    }
+    (outcome.unwrap(), notes)
+}
+
+#[test]
+fn an_island_whose_state_is_no_longer_finite_rolls_itself_back_and_goes_on_behind_the_data_that_did_it() {
+    let (outcome, notes) = astray(25..26);
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.stopped.as_deref(), Some("the token budget is merged"), "{notes:?}");
+    let rolled = notes.iter().filter(|note| note.starts_with("rolls itself back at step 24")).count();
+    assert_eq!(rolled, 1, "{notes:?}");
+    assert!(notes.iter().any(|note| note.starts_with("life 2 goes on from its checkpoint")), "{notes:?}");
+}
+
+#[test]
+fn an_island_that_goes_astray_again_and_again_ends_with_one_clear_error() {
+    let (outcome, notes) = astray(20..200);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(error.to_string().contains("island a: went astray 4 times"), "{error}");
+    assert_eq!(notes.iter().filter(|note| note.starts_with("rolls itself back")).count(), 3, "{notes:?}");
 }
 
 /// The public trace of method.md section 15: y = w·x + b, w = (2, 1), b = 1, mean squared error over two rows, inner SGD 0.1, three steps, outer

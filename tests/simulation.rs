@@ -1,9 +1,13 @@
 //! Fleets under fire on virtual time, and every crash point of a scripted run. `tombolo sim --seeds N` does more seeds of the first.
 
 use object_store::ObjectStoreExt;
+use std::collections::BTreeMap;
+use tombolo::bucket::Bucket;
 use tombolo::clock::{self, Duration};
+use tombolo::data::BLOCK_WINDOWS;
 use tombolo::error::Result;
 use tombolo::policy::{Limits, Runtime};
+use tombolo::sim::toy::STEP_WINDOWS;
 use tombolo::sim::{Faults, Fleet, Role, on_virtual_time, simulate};
 use tombolo::spec::Spec;
 
@@ -98,4 +102,67 @@ fn dying_just_before_or_just_after_any_call_of_the_store_loses_nothing_that_was_
                 .unwrap_or_else(|e| panic!("call {call}, after {after}: {}", e.chain()));
         }
     }
+}
+
+#[test]
+fn what_a_dead_island_has_not_trained_on_is_taken_over_and_only_its_last_steps_are_seen_twice_or_never() {
+    let runtime = runtime();
+    on_virtual_time(6, async {
+        let mut spec = Spec { tokens: 1 << 50, islands: 2, ..Spec::default() };
+        spec.outer.fragments = 2;
+        spec.outer.sync_steps = 2;
+        let mut fleet = Fleet::new(6, spec, 2, &runtime).await?;
+        let island = |name: &str| Role::Island(name.into(), Duration::from_millis(100));
+        let _survivor = fleet.start(island("a"), CALM);
+        let _syncer = fleet.start(Role::Syncer, CALM);
+        let dead = fleet.start(island("b"), CALM);
+        clock::sleep(Duration::from_millis(8_150)).await;
+        drop(dead);
+        clock::sleep(Duration::from_secs(100)).await;
+        let bucket = Bucket::new(fleet.store.clone(), "quickstart");
+        let held = bucket.card("a").await?.expect("it beats").held;
+        let taken: BTreeMap<(u64, usize), u32> = fleet.seen.lock().unwrap().clone();
+        let newest = taken.keys().map(|(block, _)| *block).max().expect("blocks were trained on");
+        let done = (0..=newest).filter(|block| held.iter().all(|held| held.block != *block));
+        let (mut never, mut twice) = (0, 0);
+        for window in done.flat_map(|block| (0..BLOCK_WINDOWS).map(move |window| (block, window))) {
+            match taken.get(&window) {
+                None => never += 1,
+                Some(1) => {}
+                Some(_) => twice += 1,
+            }
+        }
+        // At a step of 100 ms and a heartbeat every 500 ms at most five steps are not on the last one.
+        assert_eq!(never, 0, "of the blocks that are done every window was trained on: {taken:?}");
+        assert!(twice <= 5 * STEP_WINDOWS, "{twice} windows were trained on twice");
+        assert!(newest >= 20, "the survivor went on: {newest} blocks");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_island_that_comes_back_goes_on_in_its_data_where_its_last_heartbeat_was() {
+    let runtime = runtime();
+    on_virtual_time(7, async {
+        let mut spec = Spec { tokens: 1 << 50, islands: 1, ..Spec::default() };
+        spec.outer.fragments = 2;
+        spec.outer.sync_steps = 2;
+        spec.keep.checkpoint_seconds = 1000;
+        let mut fleet = Fleet::new(7, spec, 2, &runtime).await?;
+        let _syncer = fleet.start(Role::Syncer, CALM);
+        for _ in 0..4 {
+            let island = fleet.start(Role::Island("a".into(), Duration::from_millis(100)), CALM);
+            clock::sleep(Duration::from_millis(7_350)).await;
+            drop(island);
+        }
+        let seen = fleet.seen.lock().unwrap().clone();
+        let newest = seen.keys().map(|(block, _)| *block).max().expect("blocks were trained on");
+        let never = (0..newest).flat_map(|b| (0..BLOCK_WINDOWS).map(move |w| (b, w))).filter(|w| !seen.contains_key(w));
+        assert_eq!(never.count(), 0, "{seen:?}");
+        let twice = seen.values().filter(|times| **times > 1).count();
+        assert!(twice <= 3 * 5 * STEP_WINDOWS, "{twice} windows were trained on twice by four lives");
+        Ok(())
+    })
+    .unwrap();
 }

@@ -6,7 +6,7 @@
 //! changes nothing.
 
 use super::key::{is_hash, is_name};
-use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, Pace, Version};
+use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, OfferRecord, Pace, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,10 +53,35 @@ pub struct Ledger {
     pub merged_rounds: BTreeMap<String, BTreeMap<u64, u64>>,
     /// Per island: the newest incarnation that had an offer merged.
     pub incarnations: BTreeMap<String, u64>,
+    /// Per island: what became of its offers.
+    pub accounts: BTreeMap<String, Account>,
     /// Commits by the number of islands merged in them.
     pub breadth: BTreeMap<u64, u64>,
     /// Indices of void entries.
     pub void: Vec<u64>,
+}
+
+/// What became of one island's offers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// Tokens of its merged offers, summed over the fragments.
+    pub fragment_tokens: u64,
+    /// Its offers by fate.
+    pub fates: Fates,
+    /// The newest round for which one of its offers has a fate, and that fate.
+    pub last: Option<(u64, Fate)>,
+}
+
+impl Account {
+    fn count(&mut self, offer: &OfferRecord) {
+        self.fates.count(&offer.fate);
+        if offer.fate == Fate::Merged {
+            self.fragment_tokens = self.fragment_tokens.saturating_add(offer.tokens);
+        }
+        if self.last.as_ref().is_none_or(|(round, _)| *round <= offer.id.round) {
+            self.last = Some((offer.id.round, offer.fate.clone()));
+        }
+    }
 }
 
 /// Why an entry does not count.
@@ -94,6 +119,7 @@ impl Ledger {
             decided: BTreeSet::new(),
             merged_rounds: BTreeMap::new(),
             incarnations: BTreeMap::new(),
+            accounts: BTreeMap::new(),
             breadth: BTreeMap::new(),
             void: Vec::new(),
         }
@@ -211,6 +237,7 @@ impl Ledger {
         let mut merged = 0;
         for offer in &commit.offers {
             self.fates.count(&offer.fate);
+            self.accounts.entry(offer.id.island.clone()).or_default().count(offer);
             self.decided.insert((offer.id.round, offer.id.island.clone(), offer.id.incarnation));
             if offer.fate == Fate::Merged {
                 merged += 1;

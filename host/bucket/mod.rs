@@ -16,7 +16,7 @@ mod tensors;
 
 pub use create::{Created, create};
 pub use key::{Keys, OfferId};
-pub use ledger::{Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
+pub use ledger::{Account, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use location::Location;
 pub use run::Bucket;
 pub use tail::{STATE_EVERY, Tail};

@@ -1,6 +1,7 @@
 //! The small records of the bucket: JSON with a `format` number. What is created once carries a nonce (see `create.rs`).
 
 use super::key::OfferId;
+use crate::data::Cursor;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -216,10 +217,11 @@ pub struct Entry {
 }
 
 /// What an island is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IslandState {
     /// Preparing: reading data, compiling policies, restoring.
+    #[default]
     Starting,
     /// Taking inner steps.
     Training,
@@ -229,8 +231,30 @@ pub enum IslandState {
     Done,
 }
 
+/// What became of the tokens that an island trained on. Every token counts once for each fragment, since every fragment learns from it and each is
+/// merged by itself, so all of this is summed over the P fragments: P · tokens trained = merged + late + in flight + lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// In offers that were merged, as far as the island has read.
+    pub merged: u64,
+    /// Dropped because its base had become too old before it could be merged.
+    pub late: u64,
+    /// Not merged yet; it goes out with the next offers.
+    pub in_flight: u64,
+    /// Overwritten by a version that was merged from earlier steps, or gone with an earlier life. Below 0 while an offer of an earlier life, given up
+    /// for lost, has been merged after all and is still in flight here.
+    pub lost: i64,
+}
+
+impl Progress {
+    /// P · tokens trained.
+    pub fn total(&self) -> i64 {
+        (self.merged + self.late + self.in_flight) as i64 + self.lost
+    }
+}
+
 /// `island/<id>/card.json`: the heartbeat. One writer; the only overwritten key of an island.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Card {
     /// Format number.
     pub format: u32,
@@ -250,6 +274,10 @@ pub struct Card {
     pub tokens: u64,
     /// Of those, tokens trained on again because no new block could be claimed.
     pub tokens_repeated: u64,
+    /// What became of them.
+    pub progress: Progress,
+    /// Blocks of training data and the place in each: first the one in use.
+    pub held: Vec<Cursor>,
     /// Training loss, smoothed; none before the first step.
     pub loss: Option<f32>,
     /// Tokens per second, smoothed.

@@ -12,10 +12,15 @@ use object_store::path::Path;
 use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The largest small record that is read.
 const RECORD_BYTES_MAX: u64 = 64 << 20;
+/// The last attempt that a block's key has room for.
+const ATTEMPTS_MAX: u32 = 999;
+/// Claims that are read to find out what else a dead island holds.
+const BLOCK_CLAIMS_MAX: usize = 64;
 
 /// One run in one bucket.
 #[derive(Debug, Clone)]
@@ -310,8 +315,8 @@ impl Bucket {
     ///
     /// # Errors
     /// Unavailable or corrupt.
-    pub async fn claimed_blocks(&self) -> Result<std::collections::BTreeMap<String, Vec<u64>>> {
-        let mut claimed: std::collections::BTreeMap<String, Vec<u64>> = std::collections::BTreeMap::new();
+    pub async fn claimed_blocks(&self) -> Result<BTreeMap<String, Vec<u64>>> {
+        let mut claimed: BTreeMap<String, Vec<u64>> = std::collections::BTreeMap::new();
         for (key, _) in self.list(&self.keys.blocks()).await? {
             if let Some((block, _)) = self.keys.parse_block(&key)
                 && let Some(claim) = self.get_json::<Claim>(&key).await?
@@ -322,13 +327,77 @@ impl Bucket {
         Ok(claimed)
     }
 
-    /// Claims a block of training data; false if it is somebody else's.
+    /// Claims a block of training data for the first time; false if somebody else has.
     ///
     /// # Errors
     /// Unavailable.
     pub async fn claim_block(&self, block: u64, island: &str, incarnation: u64) -> Result<bool> {
+        self.claim_attempt(block, 0, island, incarnation).await
+    }
+
+    async fn claim_attempt(&self, block: u64, attempt: u32, island: &str, incarnation: u64) -> Result<bool> {
         let claim = Claim { format: FORMAT, nonce: nonce(), island: island.to_string(), incarnation };
-        Ok(create(&*self.store, &self.keys.block(block, 0), json(&claim)).await? == Created::Mine)
+        Ok(create(&*self.store, &self.keys.block(block, attempt), json(&claim)).await? == Created::Mine)
+    }
+
+    /// Claims a block that is `from`'s once more, for `island`; none if it is not `from`'s, or another was faster. Whoever trains on a block holds its
+    /// newest attempt, so of an island that comes back and one that takes its block over, one goes on with it.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn take_over_block(&self, block: u64, from: &str, island: &str, incarnation: u64) -> Result<Option<u32>> {
+        let Some((attempt, holder)) = self.block_holder(block).await? else { return Ok(None) };
+        if holder != from || attempt >= ATTEMPTS_MAX {
+            return Ok(None);
+        }
+        Ok(self.claim_attempt(block, attempt + 1, island, incarnation).await?.then_some(attempt + 1))
+    }
+
+    /// The newest attempt of a block and the island that has it; none if the block is nobody's, or its claim cannot be parsed.
+    async fn block_holder(&self, block: u64) -> Result<Option<(u32, String)>> {
+        let claims = self.claims_from(block).await?;
+        let Some((_, attempt)) = claims.into_iter().take_while(|(b, _)| *b == block).last() else { return Ok(None) };
+        let claim = self.get(&self.keys.block(block, attempt)).await?;
+        let claim = claim.and_then(|bytes| serde_json::from_slice::<Claim>(&bytes).ok());
+        Ok(claim.map(|claim| (attempt, claim.island)))
+    }
+
+    /// Blocks after `block` that are held by life `incarnation` of `island`, among the next [`BLOCK_CLAIMS_MAX`] claims.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn blocks_held_after(&self, block: u64, island: &str, incarnation: u64) -> Result<Vec<u64>> {
+        let mut held = Vec::new();
+        let claims: BTreeMap<u64, u32> = self.claims_from(block.saturating_add(1)).await?.into_iter().collect();
+        for (block, attempt) in claims.into_iter().take(BLOCK_CLAIMS_MAX) {
+            let Some(bytes) = self.get(&self.keys.block(block, attempt)).await? else { continue };
+            let claim = serde_json::from_slice::<Claim>(&bytes);
+            if claim.is_ok_and(|claim| (claim.island.as_str(), claim.incarnation) == (island, incarnation)) {
+                held.push(block);
+            }
+        }
+        Ok(held)
+    }
+
+    /// Block and attempt of all claims of blocks from `block` on, ascending.
+    async fn claims_from(&self, block: u64) -> Result<Vec<(u64, u32)>> {
+        let folder = self.keys.blocks();
+        // Numbers have a fixed width and all claims lie in one folder, so that every store's order of keys is the order of the numbers.
+        let listing = match block.checked_sub(1) {
+            Some(before) => self.store.list_with_offset(Some(&folder), &self.keys.block(before, ATTEMPTS_MAX)),
+            None => self.store.list(Some(&folder)),
+        };
+        let listed: std::result::Result<Vec<Path>, StoreError> =
+            listing.map_ok(|meta| meta.location).try_collect().await;
+        match listed {
+            Ok(keys) => {
+                let mut claims: Vec<(u64, u32)> = keys.iter().filter_map(|key| self.keys.parse_block(key)).collect();
+                claims.sort_unstable();
+                Ok(claims)
+            }
+            Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
+            Err(error) => Err(Error::unavailable(format!("{folder}: cannot be listed")).because(error)),
+        }
     }
 
     /// A syncer's beat; none if it is absent or cannot be parsed.

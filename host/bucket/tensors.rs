@@ -6,6 +6,7 @@ use super::ledger::{Ledger, MEMORY_ROUNDS};
 use super::payload::{self, Chunk, Object, content_hash, cut, join};
 use super::record::{Body, Entry, FORMAT, Version};
 use super::run::Bucket;
+use crate::data::Cursor;
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
 use crate::outer::Fragments;
@@ -104,12 +105,10 @@ pub struct CheckpointHeader {
     pub tokens_repeated: u64,
     /// Steps that Adam's moments have seen.
     pub adam_steps: u64,
-    /// Block of training data in use; none before the first.
-    pub block: Option<u64>,
-    /// Windows of it that are used up.
-    pub windows_used: usize,
-    /// Blocks that were claimed ahead and not begun.
-    pub ahead: Vec<u64>,
+    /// Tokens whose progress came too late to be merged, summed over the fragments.
+    pub late: u64,
+    /// Blocks of training data and the place in each: first the one in use.
+    pub held: Vec<Cursor>,
     /// Place in every fragment.
     pub fragments: Vec<FragmentFacts>,
     /// Content hash.

@@ -55,6 +55,7 @@ pub fn open_corpus(spec: &Spec, elsewhere: Option<&str>) -> Result<Corpus> {
 }
 
 /// A run that exists, with what every role needs of it.
+#[derive(Clone)]
 pub struct Run {
     /// The run's bucket.
     pub bucket: Bucket,

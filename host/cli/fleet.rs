@@ -100,12 +100,12 @@ impl Fleet {
         let (drain_syncer, syncer_asked) = watch::channel(false);
         let (mut islands, mut syncers) = (JoinSet::new(), JoinSet::new());
         for i in 0..spec.islands {
-            let data = (!spec.data.path.is_empty()).then_some(spec.data.path.as_str());
-            let site = run.site(runtime, &format!("island-{i}"), threads, data, sink.clone()).await?;
             let asked = told(islands_asked.clone());
+            let (run, runtime, sink, data) = (run.clone(), runtime.clone(), sink.clone(), spec.data.path.clone());
             islands.spawn(async move {
-                let joined = island::join(site).await?;
-                island::run(joined, Drive::Thread, asked).await.map(|_| ())
+                let (name, data) = (format!("island-{i}"), (!data.is_empty()).then_some(data.as_str()));
+                let site = || run.site(&runtime, &name, threads, data, sink.clone());
+                island::live(site, Drive::Thread, asked).await.map(|_| ())
             });
         }
         let desk = run.desk(runtime, 1, sink).await?;

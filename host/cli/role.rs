@@ -61,8 +61,7 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     let runtime = policy_runtime()?;
     let threads = arguments.threads.unwrap_or_else(cores);
     let sink = sink(arguments.supervised);
-    let site = run.site(&runtime, &arguments.name, threads, arguments.data.as_deref(), sink.clone()).await?;
-    let joined = island::join(site).await?;
+    let site = || run.site(&runtime, &arguments.name, threads, arguments.data.as_deref(), sink.clone());
     let (stand_down, asked) = watch::channel(false);
     let standby = if arguments.may_sync {
         // The log says which island it is that acts.
@@ -72,7 +71,7 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     } else {
         None
     };
-    let outcome = island::run(joined, Drive::Thread, drain).await?;
+    let outcome = island::live(site, Drive::Thread, drain).await?;
     if let Some(standby) = standby {
         // Nobody listening means that it has ended already.
         let _ = stand_down.send(true);

@@ -4,10 +4,11 @@ use super::arguments::StatusArguments;
 use super::assembly::{Run, run_names};
 use super::export::current_ledger;
 use super::role::location;
-use crate::bucket::record::{Body, Card, Entry, Fate};
+use crate::bucket::Ledger;
+use crate::bucket::record::{Body, Card, Entry, Fate, Progress};
 use crate::clock::{self, Duration};
 use crate::error::Result;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a heartbeat may take to move before its island is called silent.
 const LOOK: Duration = Duration::from_millis(2500);
@@ -75,33 +76,56 @@ async fn show(run: &Run) -> Result<()> {
         clock::sleep(LOOK).await;
     }
     let after = cards(run).await?;
+    // Read after the heartbeats, so that nothing that they have read is missing.
+    let ledger = current_ledger(run).await?;
+    let offering = offering(run, &ledger).await?;
     say!(
-        "  {:<16} {:>5} {:>9} {:>9} {:>12} {:>7} {:>9} {:>7}  state",
+        "  {:<16} {:<22} {:>4} {:>8} {:>10} {:>8} {:>7} {:>7}  {:<12} last offer",
         "island",
+        "state",
         "life",
         "step",
-        "tokens",
         "tokens/s",
         "loss",
-        "adopted",
-        "waits"
+        "waits",
+        "behind",
+        "contributes"
     );
     for (name, card) in &after {
         let moved = before.get(name).is_some_and(|b| (b.incarnation, b.counter) != (card.incarnation, card.counter));
         let state = format!("{:?}", card.state).to_lowercase();
-        let alive = if moved || state == "done" { state } else { format!("silent (was {state})") };
+        let state = if moved || state == "done" { state } else { format!("silent (was {state})") };
+        let account = ledger.accounts.get(name).cloned().unwrap_or_default();
+        let recent = ledger.next_round.saturating_sub(ledger.fragments);
+        let merged = ledger.merged_rounds.get(name).is_some_and(|m| m.values().any(|&round| round >= recent));
+        let offers = offering.contains(name) || account.last.as_ref().is_some_and(|(round, _)| *round >= recent);
+        let contributes = match (merged, offers) {
+            (true, _) => "merged",
+            (false, true) => "offers",
+            (false, false) => "no",
+        };
+        // Of the versions that it holds, the oldest.
+        let behind = card.versions.iter().zip(&ledger.versions);
+        let behind = behind.map(|(held, now)| now.round.saturating_sub(*held) / ledger.fragments).max().unwrap_or(0);
+        let last = match &account.last {
+            None => "none".to_string(),
+            Some((round, Fate::Merged)) => format!("round {round} merged"),
+            Some((round, Fate::Late)) => format!("round {round} late"),
+            Some((round, Fate::Superseded)) => format!("round {round} superseded"),
+            Some((round, Fate::Refused(reason))) => format!("round {round} refused: {reason}"),
+        };
         say!(
-            "  {:<16} {:>5} {:>9} {:>9} {:>12.0} {:>7} {:>9} {:>6.2}%  {alive}",
+            "  {:<16} {state:<22} {:>4} {:>8} {:>10.0} {:>8} {:>6.2}% {:>7}  {contributes:<12} {last}",
             name,
             card.incarnation,
             card.step,
-            card.tokens,
             card.tokens_per_s,
             card.loss.map_or("-".into(), |l| format!("{l:.3}")),
-            card.adopted.map_or("-".into(), |r| r.to_string()),
-            card.wait_ratio * 100.0
+            card.wait_ratio * 100.0,
+            format!("{behind} v."),
         );
     }
+    show_tokens(&ledger, &after);
     let last = last_commits(run, ledger.next).await?;
     for (round, islands) in &last {
         say!("  round {round}: {}", islands.join(", "));
@@ -113,6 +137,74 @@ async fn show(run: &Run) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Islands that have an offer for an open round in the bucket.
+async fn offering(run: &Run, ledger: &Ledger) -> Result<BTreeSet<String>> {
+    let mut islands = BTreeSet::new();
+    for round in ledger.open_rounds() {
+        islands.extend(run.bucket.offers(round).await?.into_iter().map(|(id, _)| id.island));
+    }
+    Ok(islands)
+}
+
+/// What became of every token trained on, per island: the four parts add up to the whole, or a line says that they do not.
+fn show_tokens(ledger: &Ledger, cards: &BTreeMap<String, Card>) {
+    let fragments = ledger.fragments;
+    let mean = |sum: i64| (sum as f64 / fragments as f64).round() as i64;
+    let row = |name: &str, trained: u64, progress: &Progress| {
+        say!(
+            "  {:<16} {:>12} = {:>12} + {:>10} + {:>10} + {:>10}",
+            name,
+            trained,
+            mean(progress.merged as i64),
+            mean(progress.late as i64),
+            mean(progress.in_flight as i64),
+            mean(progress.lost)
+        );
+    };
+    say!(
+        "  {:<16} {:>12} = {:>12} + {:>10} + {:>10} + {:>10}",
+        "tokens",
+        "trained",
+        "merged",
+        "late",
+        "in flight",
+        "lost"
+    );
+    let (mut trained, mut all) = (0, Progress::default());
+    let mut wrong = Vec::new();
+    for (name, card) in cards {
+        let progress = &card.progress;
+        row(name, card.tokens, progress);
+        trained += card.tokens;
+        all.merged += progress.merged;
+        all.late += progress.late;
+        all.in_flight += progress.in_flight;
+        all.lost += progress.lost;
+        if progress.total() != (card.tokens * fragments) as i64 {
+            wrong.push(format!(
+                "{name}: trained {} tokens for each of {fragments} fragments, its parts come to {}",
+                card.tokens,
+                progress.total()
+            ));
+        }
+        let logged = ledger.accounts.get(name).map_or(0, |account| account.fragment_tokens);
+        if progress.merged > logged {
+            wrong
+                .push(format!("{name}: says that {} of its tokens were merged, the log has {logged}", progress.merged));
+        }
+    }
+    if cards.len() > 1 {
+        row("all", trained, &all);
+    }
+    let logged: u64 = ledger.accounts.values().map(|account| account.fragment_tokens).sum();
+    if logged > all.merged {
+        say!("    merged since these heartbeats: {}", mean((logged - all.merged) as i64));
+    }
+    for line in wrong {
+        say!("  warning: tokens do not add up: {line}");
+    }
 }
 
 /// The islands merged in the last rounds, newest first.

@@ -250,7 +250,7 @@ fn a_batch_is_a_pure_function_of_corpus_seed_context_and_cursor() {
         let blocks = Blocks::new(corpus, seed, 16, 1).expect("enough");
         let mut cursor = Cursor::at(block);
         let mut out = vec![0; rows * 17];
-        blocks.batch(&mut cursor, rows, &mut out, |block| block + 3);
+        blocks.batch(&mut cursor, rows, &mut out, |used| Cursor::at(used.block + 3));
         (out, cursor)
     };
     let (first, cursor) = take(&corpus, 1, 2, 300);
@@ -263,10 +263,10 @@ fn a_batch_is_a_pure_function_of_corpus_seed_context_and_cursor() {
     let mut cursor = Cursor::at(2);
     let mut out = vec![0; 300 * 17];
     let (head, tail) = out.split_at_mut(123 * 17);
-    blocks.batch(&mut cursor, 123, head, |block| block + 3);
+    blocks.batch(&mut cursor, 123, head, |used| Cursor::at(used.block + 3));
     let text = serde_json::to_string(&cursor).expect("json");
     let mut resumed: Cursor = serde_json::from_str(&text).expect("back");
-    blocks.batch(&mut resumed, 177, tail, |block| block + 3);
+    blocks.batch(&mut resumed, 177, tail, |used| Cursor::at(used.block + 3));
     assert_eq!(out, first);
     // A later epoch has the same windows in another order.
     assert_ne!(take(&corpus, 1, 2 + blocks.blocks_per_epoch(), 300).0, first);

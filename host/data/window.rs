@@ -37,14 +37,22 @@ pub struct Blocks {
 pub struct Cursor {
     /// The block.
     pub block: u64,
+    /// Which claim of the block gives the right to train on it, from 0: whoever goes on with another's block, or with one of an earlier life,
+    /// claims it again.
+    pub attempt: u32,
     /// The next window, from 0; [`BLOCK_WINDOWS`] once the block is used up.
     pub window: usize,
 }
 
 impl Cursor {
-    /// The beginning of `block`.
+    /// The beginning of `block`, claimed for the first time.
     pub fn at(block: u64) -> Self {
-        Self { block, window: 0 }
+        Self { block, attempt: 0, window: 0 }
+    }
+
+    /// Whether nothing of the block is left.
+    pub fn is_used_up(&self) -> bool {
+        self.window >= BLOCK_WINDOWS
     }
 }
 
@@ -134,16 +142,15 @@ impl Blocks {
     }
 
     /// Fills `out`, `(rows, T + 1)`, with the windows that come next and moves `cursor` behind
-    /// them. Whenever a block is used up, `next_block` is given its number and says which one comes
-    /// after it.
+    /// them. Whenever a block is used up, `next` is given the place and says where to go on.
     ///
     /// # Panics
     /// If `out` has another length than `rows · (T + 1)`.
-    pub fn batch(&self, cursor: &mut Cursor, rows: usize, out: &mut [u32], mut next_block: impl FnMut(u64) -> u64) {
+    pub fn batch(&self, cursor: &mut Cursor, rows: usize, out: &mut [u32], mut next: impl FnMut(Cursor) -> Cursor) {
         assert_eq!(out.len(), rows * (self.context + 1), "a batch of {rows} windows of {} + 1 tokens", self.context);
         for row in out.chunks_exact_mut(self.context + 1) {
-            if cursor.window >= BLOCK_WINDOWS {
-                *cursor = Cursor::at(next_block(cursor.block));
+            if cursor.is_used_up() {
+                *cursor = next(*cursor);
             }
             self.window(cursor.block, cursor.window, row);
             cursor.window += 1;

@@ -1,7 +1,7 @@
 //! The inner loop as an island sees it: something that takes optimiser steps on blocks of data. The real one trains a transformer on text; tests
 //! and simulations put toys in its place.
 
-use crate::data::{BLOCK_WINDOWS, Blocks, Cursor};
+use crate::data::{Blocks, Cursor};
 use crate::error::Result;
 use std::collections::VecDeque;
 use tombolo_engine::{Batch, Trainer};
@@ -35,16 +35,12 @@ pub trait Inner: Send + Sync {
     /// # Errors
     /// They have another shape.
     fn set_moments(&mut self, first: &[f32], second: &[f32], steps: u64) -> Result<()>;
-    /// Where it is in its data: the block and the windows of it that are used up; none before the first block.
-    fn cursor(&self) -> Option<(u64, usize)>;
-    /// Goes on at this place.
-    fn set_cursor(&mut self, block: u64, windows_used: usize);
+    /// Its blocks of data and where it is in each: first the one in use, then those that it has not begun.
+    fn held(&self) -> Vec<Cursor>;
     /// Whether another block should be claimed by now.
     fn wants_block(&self) -> bool;
-    /// A block that was claimed.
-    fn give_block(&mut self, block: u64);
-    /// Blocks that were given and not begun.
-    fn ahead(&self) -> Vec<u64>;
+    /// A block that was claimed, from this place on.
+    fn give_block(&mut self, block: Cursor);
 }
 
 /// Trains a transformer on blocks of text.
@@ -52,8 +48,8 @@ pub struct TextInner {
     trainer: Trainer,
     blocks: Blocks,
     rows: usize,
-    cursor: Option<Cursor>,
-    next: VecDeque<u64>,
+    /// The block in use, and those to come.
+    held: VecDeque<Cursor>,
     /// Whether the block in use has been used up before.
     repeating: bool,
     batch: Vec<u32>,
@@ -63,7 +59,7 @@ impl TextInner {
     /// `rows` windows a batch (B).
     pub fn new(trainer: Trainer, blocks: Blocks, rows: usize) -> TextInner {
         let batch = vec![0; rows * (blocks.context() + 1)];
-        TextInner { trainer, blocks, rows, cursor: None, next: VecDeque::new(), repeating: false, batch }
+        TextInner { trainer, blocks, rows, held: VecDeque::new(), repeating: false, batch }
     }
 }
 
@@ -79,20 +75,19 @@ impl Inner for TextInner {
     fn step(&mut self, learning_rate: f32) -> Result<Stepped> {
         let (rows, context) = (self.rows, self.blocks.context());
         let mut begun = None;
-        let start = self.cursor.or_else(|| self.next.pop_front().map(Cursor::at));
-        // A new island's first block is claimed before its first step; the fallback keeps a step possible whatever happens.
-        let mut cursor = start.unwrap_or(Cursor::at(0));
-        let next = &mut self.next;
+        // An island's first block is claimed before its first step; the fallback keeps a step possible whatever happens.
+        let mut cursor = self.held.pop_front().unwrap_or(Cursor::at(0));
+        let held = &mut self.held;
         self.blocks.batch(&mut cursor, rows, &mut self.batch, |used| {
-            let block = next.pop_front();
-            begun = Some(block.is_none());
-            block.unwrap_or(used)
+            let next = held.pop_front();
+            begun = Some(next.is_none());
+            next.unwrap_or(Cursor { window: 0, ..used })
         });
         // Rows of a block that is gone over again; in the batch in which a block ends, only those after its end.
         let rows_since = |begun: Option<bool>| if begun.is_some() { cursor.window.min(rows) } else { rows };
         self.repeating = begun.unwrap_or(self.repeating);
         let repeated_rows = if self.repeating { rows_since(begun) } else { 0 };
-        self.cursor = Some(cursor);
+        self.held.push_front(cursor);
         let stats = self.trainer.step(Batch { tokens: &self.batch, batch: rows, context }, learning_rate)?;
         Ok(Stepped { loss: stats.loss, tokens: (rows * context) as u64, repeated: (repeated_rows * context) as u64 })
     }
@@ -105,23 +100,15 @@ impl Inner for TextInner {
         Ok(self.trainer.set_moments(first, second, steps)?)
     }
 
-    fn cursor(&self) -> Option<(u64, usize)> {
-        self.cursor.map(|c| (c.block, c.window))
-    }
-
-    fn set_cursor(&mut self, block: u64, windows_used: usize) {
-        self.cursor = Some(Cursor { block, window: windows_used.min(BLOCK_WINDOWS) });
+    fn held(&self) -> Vec<Cursor> {
+        self.held.iter().copied().collect()
     }
 
     fn wants_block(&self) -> bool {
-        self.next.is_empty()
+        self.held.len() < 2
     }
 
-    fn give_block(&mut self, block: u64) {
-        self.next.push_back(block);
-    }
-
-    fn ahead(&self) -> Vec<u64> {
-        self.next.iter().copied().collect()
+    fn give_block(&mut self, block: Cursor) {
+        self.held.push_back(block);
     }
 }

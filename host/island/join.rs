@@ -1,8 +1,12 @@
 //! Bringing an island into a run: claim a life, read the log, restore, take in what was committed.
 //!
-//! What is restored, in this order of preference: the island's own newest checkpoint (parameters, moments, place in the data); the moments of
+//! What is restored, in this order of preference: the island's own newest checkpoint (parameters, moments); the moments of
 //! the freshest peer's checkpoint; fresh moments. Fragments committed since are taken in whole; where the checkpoint's base is still the
 //! current version, the island's own progress is kept.
+//!
+//! The place in the data comes from the last heartbeat, which is newer than any checkpoint: what was trained on after the checkpoint has mostly been
+//! merged, and to go over it again would count it twice. Each block that is gone on with is claimed once more, so that of this life, an earlier one
+//! that is not dead, and a peer that took the block over, one has it.
 //!
 //! A crash at any point here leaves a claimed life that nobody uses, which is harmless: the next one is newer.
 
@@ -12,6 +16,7 @@ use super::stepper::Status;
 use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
 use crate::bucket::{Bucket, FragmentFacts, Ledger, Tail};
 use crate::clock::Duration;
+use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::outer::Fragments;
@@ -19,8 +24,8 @@ use crate::policy::Policy;
 use std::sync::Arc;
 use tombolo_engine::Layout;
 
-/// Blocks claimed ahead that a checkpoint is believed to have; the claims themselves are in the bucket.
-const BLOCKS_AHEAD_MAX: usize = 16;
+/// Blocks that a heartbeat or a checkpoint is believed to hold; the claims themselves are in the bucket.
+const BLOCKS_HELD_MAX: usize = 16;
 
 /// Everything that an island is given.
 pub struct Site {
@@ -45,32 +50,20 @@ pub struct Site {
 }
 
 /// An island that is ready to train.
-pub struct Joined {
-    pub(super) site: Site,
-    pub(super) incarnation: u64,
-    pub(super) tail: Tail,
-    pub(super) machine: Machine,
-    pub(super) status: Status,
-    pub(super) base: Vec<f32>,
+pub(super) struct Joined {
+    pub site: Site,
+    pub incarnation: u64,
+    pub tail: Tail,
+    pub machine: Machine,
+    pub status: Status,
+    pub base: Vec<f32>,
 }
 
-impl Joined {
-    /// The life that was claimed.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
-    }
-
-    /// Why the run has ended already, if it has.
-    pub fn stopped(&self) -> Option<&str> {
-        self.machine.stopped()
-    }
-}
-
-/// Brings an island into its run.
+/// Brings an island into its run; `trust` says whether its own checkpoint may be gone on from.
 ///
 /// # Errors
 /// Unavailable or corrupt bucket; the run has not started; the model's layout is not the run's.
-pub async fn join(mut site: Site) -> Result<Joined> {
+pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     if site.fragments.fingerprint() != site.record.layout {
         return Err(Error::invalid(format!(
             "island {}: the model's layout is {}, the run's is {}; both must come from the same spec",
@@ -80,7 +73,8 @@ pub async fn join(mut site: Site) -> Result<Joined> {
         )));
     }
     let incarnation = site.bucket.claim_incarnation(&site.name).await?;
-    site.bucket.put_card(&card(&site, incarnation, 1, IslandState::Starting)).await?;
+    let last = site.bucket.card(&site.name).await?.unwrap_or_default();
+    site.bucket.put_card(&starting(&site, incarnation, &last)).await?;
     let empty = Ledger::new(site.fragments.count(), site.record.spec.outer.staleness_max, &site.record.merge.hash);
     let mut tail = Tail::join(&site.bucket, empty).await?;
     tail.advance(&site.bucket, usize::MAX).await?;
@@ -91,19 +85,19 @@ pub async fn join(mut site: Site) -> Result<Joined> {
         )));
     }
 
-    let mut status = Status::default();
+    let mut status =
+        Status { step: last.step, tokens_repeated: last.tokens_repeated, held: last.held, ..Status::default() };
+    let (mut trained, mut late) = (last.tokens, last.progress.late);
     let mut facts: Vec<FragmentFacts> =
         (0..site.fragments.count()).map(|_| FragmentFacts { base: u64::MAX, steps: 0, tokens: 0 }).collect();
-    if let Some((header, parameters, first, second)) = newest_checkpoint(&site, &site.name).await? {
+    let own = if trust { newest_checkpoint(&site, &site.name).await? } else { None };
+    if let Some((header, parameters, first, second)) = own {
         site.inner.parameters_mut().copy_from_slice(&parameters);
         site.inner.set_moments(&first, &second, header.adam_steps)?;
-        if let Some(block) = header.block {
-            site.inner.set_cursor(block, header.windows_used);
+        if header.step >= status.step {
+            (status.step, status.tokens_repeated, status.held) = (header.step, header.tokens_repeated, header.held);
+            (trained, late) = (header.tokens, header.late);
         }
-        for &block in header.ahead.iter().take(BLOCKS_AHEAD_MAX) {
-            site.inner.give_block(block);
-        }
-        (status.step, status.tokens, status.tokens_repeated) = (header.step, header.tokens, header.tokens_repeated);
         facts = header.fragments;
         site.sink.note(&site.name, format!("life {incarnation} goes on from its checkpoint at step {}", header.step));
     } else if let Some((peer, header, first, second)) = freshest_peer(&site).await? {
@@ -125,35 +119,47 @@ pub async fn join(mut site: Site) -> Result<Joined> {
         Rules { fragments: site.fragments.count(), sync_steps: outer.sync_steps, staleness_max: outer.staleness_max };
     let mut machine = Machine::new(&site.name, incarnation, rules, &tail.ledger);
     machine.restore(&facts);
-    if site.inner.cursor().is_none() && machine.stopped().is_none() {
-        let mut block = site.bucket.next_block().await?;
-        while !site.bucket.claim_block(block, &site.name, incarnation).await? {
-            block += 1;
-        }
-        site.inner.give_block(block);
+    machine.account(trained, late);
+    if machine.stopped().is_none() {
+        status.held = resume(&site.bucket, &site.name, incarnation, &status.held).await?;
+        status.held.iter().for_each(|&block| site.inner.give_block(block));
     }
     Ok(Joined { site, incarnation, tail, machine, status, base })
 }
 
-/// A heartbeat of an island that is not training yet.
-fn card(site: &Site, incarnation: u64, counter: u64, state: IslandState) -> Card {
+/// Claims the blocks that an earlier life left unfinished, or else the first that nobody has.
+async fn resume(bucket: &Bucket, name: &str, incarnation: u64, held: &[Cursor]) -> Result<Vec<Cursor>> {
+    let mut mine = Vec::new();
+    for &left in held.iter().filter(|left| !left.is_used_up()).take(BLOCKS_HELD_MAX) {
+        if let Some(attempt) = bucket.take_over_block(left.block, name, name, incarnation).await? {
+            mine.push(Cursor { attempt, ..left });
+        }
+    }
+    if mine.is_empty() {
+        let mut block = bucket.next_block().await?;
+        while !bucket.claim_block(block, name, incarnation).await? {
+            block += 1;
+        }
+        mine.push(Cursor::at(block));
+    }
+    Ok(mine)
+}
+
+/// The first heartbeat of a life. It repeats where the last life stood, so that nothing is forgotten if this one dies while it joins.
+fn starting(site: &Site, incarnation: u64, last: &Card) -> Card {
     Card {
         format: FORMAT,
         island: site.name.clone(),
         incarnation,
-        counter,
-        state,
+        counter: 1,
+        state: IslandState::Starting,
         layout: site.fragments.fingerprint().to_string(),
-        step: 0,
-        tokens: 0,
-        tokens_repeated: 0,
-        loss: None,
-        tokens_per_s: 0.0,
-        step_ms: 0.0,
-        wait_ratio: 0.0,
-        train_seconds: 0.0,
-        adopted: None,
-        versions: Vec::new(),
+        step: last.step,
+        tokens: last.tokens,
+        tokens_repeated: last.tokens_repeated,
+        progress: last.progress,
+        held: last.held.clone(),
+        ..Card::default()
     }
 }
 

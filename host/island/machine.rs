@@ -10,7 +10,7 @@
 //! late, or it never got to offer), the island keeps its progress on top of the new version: θ ← Θ − Δ, with Δ = base − θ and the counters
 //! kept, so that nothing is lost and everything goes out with the next offer. Progress from too old a base is dropped.
 
-use crate::bucket::record::{Commit, Fate, Version};
+use crate::bucket::record::{Commit, Fate, Progress, Version};
 use crate::bucket::{FragmentFacts, Ledger};
 use std::collections::BTreeSet;
 
@@ -64,6 +64,8 @@ struct Place {
     current: Version,
     outstanding: Option<u64>,
     merged: Option<u64>,
+    /// Of the tokens since the base, those in an offer of this life that was merged.
+    settled: u64,
 }
 
 /// The island's decisions.
@@ -77,6 +79,9 @@ pub struct Machine {
     offered: BTreeSet<u64>,
     credit: f64,
     tokens_merged: u64,
+    /// Tokens of this island over all lives, and what became of them; what is in flight is counted anew each time.
+    trained: u64,
+    progress: Progress,
     breadth: u64,
     adopted: Option<u64>,
     stopped: Option<String>,
@@ -95,6 +100,7 @@ impl Machine {
             current: version.clone(),
             outstanding: None,
             merged: merged.and_then(|m| m.get(&(p as u64))).copied(),
+            settled: 0,
         });
         Machine {
             island: island.to_string(),
@@ -105,6 +111,11 @@ impl Machine {
             offered: BTreeSet::new(),
             credit: 0.0,
             tokens_merged: ledger.tokens(),
+            trained: 0,
+            progress: Progress {
+                merged: ledger.accounts.get(island).map_or(0, |account| account.fragment_tokens),
+                ..Progress::default()
+            },
             breadth: 1,
             adopted: None,
             stopped: ledger.stopped.clone(),
@@ -118,6 +129,31 @@ impl Machine {
         }
     }
 
+    /// What earlier lives trained on, as far as it is known, and what of it came too late; the rest that was neither merged nor is in flight is lost.
+    /// Called once everything is restored.
+    pub fn account(&mut self, trained: u64, late: u64) {
+        let fragments = self.places.len() as u64;
+        self.progress.late = late;
+        let known = self.progress.merged + late + self.in_flight();
+        // The last that is known of a dead life may be older than its last offer.
+        self.trained = trained.max(known.div_ceil(fragments));
+        self.progress.lost = (self.trained * fragments - known) as i64;
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.places.iter().map(|place| place.facts.tokens - place.settled).sum()
+    }
+
+    /// Tokens trained on over all lives.
+    pub fn trained(&self) -> u64 {
+        self.trained
+    }
+
+    /// What became of them.
+    pub fn progress(&self) -> Progress {
+        Progress { in_flight: self.in_flight(), ..self.progress }
+    }
+
     /// Takes in a valid commit. Returns the fate of this island's offer for that round, if it made one.
     pub fn commit(&mut self, commit: &Commit, window: u64) -> Option<Settled> {
         let p = (commit.round % self.rules.fragments as u64) as usize;
@@ -127,15 +163,18 @@ impl Machine {
         self.breadth = commit.offers.iter().filter(|o| o.fate == Fate::Merged).count().max(1) as u64;
         let place = &mut self.places[p];
         place.current = commit.made.clone();
+        let merged = commit.offers.iter().find(|o| o.id.island == self.island && o.fate == Fate::Merged);
+        let mine = merged.is_some_and(|o| o.id.incarnation == self.incarnation);
         // Any life's merge counts: a new life must not offer what its last one already brought in.
-        let merged = commit.offers.iter().any(|o| o.id.island == self.island && o.fate == Fate::Merged);
-        if merged {
+        if let Some(offer) = merged {
             place.merged = Some(commit.round);
+            self.progress.merged += offer.tokens;
+            if mine {
+                place.settled = offer.tokens.min(place.facts.tokens);
+            } else {
+                self.progress.lost -= offer.tokens as i64;
+            }
         }
-        let mine = commit
-            .offers
-            .iter()
-            .any(|o| o.id.island == self.island && o.id.incarnation == self.incarnation && o.fate == Fate::Merged);
         // Rounds are committed in order, and an offer is merged in its own round or never.
         let round = place.outstanding.take_if(|round| *round <= commit.round)?;
         Some(Settled { fragment: p, round, merged: mine && round == commit.round })
@@ -153,6 +192,7 @@ impl Machine {
 
     /// One inner step was taken with this many tokens.
     pub fn stepped(&mut self, tokens: u64) {
+        self.trained += tokens;
         for place in &mut self.places {
             place.facts.steps += 1;
             place.facts.tokens += tokens;
@@ -230,6 +270,12 @@ impl Machine {
         self.adopted = self.adopted.max(Some(round));
         place.facts.base = round;
         if merged || too_old || place.facts.steps == 0 {
+            let dropped = place.facts.tokens - std::mem::take(&mut place.settled);
+            if merged {
+                self.progress.lost += dropped as i64;
+            } else {
+                self.progress.late += dropped;
+            }
             place.facts = FragmentFacts { base: round, steps: 0, tokens: 0 };
             Adoption::Overwrite
         } else {

@@ -11,7 +11,7 @@ mod stepper;
 mod task;
 
 pub use inner::{Inner, Stepped, TextInner};
-pub use join::{Joined, Site, join};
+pub use join::Site;
 pub use machine::{Adoption, Due, Machine, Rules, Settled};
-pub use run::{Drive, Outcome, run};
+pub use run::{Drive, Outcome, live};
 pub use stepper::Status;

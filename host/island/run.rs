@@ -1,11 +1,11 @@
 //! Runs an island until its run ends or it is told to drain.
 
-use super::join::Joined;
+use super::join::{Joined, Site, join};
 use super::stepper::{CheckpointJob, Shared, Status, Stepper, Turn};
 use super::task::Crew;
 use crate::bucket::record::IslandState;
 use crate::clock::{self, Duration};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::outer::Feedback;
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,11 @@ use tokio::task::JoinSet;
 const OFFERS_MAX: usize = 4;
 /// How long an ending island waits for its last transfers.
 const FLUSH: Duration = Duration::from_secs(20);
+
+/// Lives in a row that may go astray.
+const ROLLBACKS_MAX: u32 = 3;
+/// Steps after which going astray again is another accident, not the same one.
+const ASTRAY_APART: u64 = 200;
 
 /// How the training loop is driven.
 #[derive(Debug, Clone, Copy)]
@@ -30,17 +35,51 @@ pub enum Drive {
 /// How an island ended.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Why the run has ended; none if the island was drained.
+    /// Why the run has ended; none if the island was drained or went astray.
     pub stopped: Option<String>,
+    /// What was no longer finite, if that is why it ended: the next life goes on from the last good checkpoint.
+    pub astray: Option<String>,
     /// Where the training loop stood.
     pub status: Status,
+}
+
+/// Lives one life after another until the run ends or `drain` completes. Whose state is no longer finite rolls itself back: its next life, in this process,
+/// goes on from its last good checkpoint, behind the data that it was trained on last. If that goes astray at once, the life after it leaves the
+/// checkpoint aside and starts from what is committed. `site` makes everything that a life is given.
+///
+/// # Errors
+/// Those of `site`; unavailable or corrupt bucket; fenced if a newer life of this island was claimed; invalid if an inner step is impossible; corrupt if more than [`ROLLBACKS_MAX`] lives in a row went astray.
+pub async fn live<F: Future<Output = Result<Site>>>(
+    mut site: impl FnMut() -> F,
+    drive: Drive,
+    drain: impl Future<Output = ()>,
+) -> Result<Outcome> {
+    tokio::pin!(drain);
+    let mut in_a_row = 0;
+    loop {
+        let site = site().await?;
+        let (name, sink) = (site.name.clone(), site.sink.clone());
+        let joined = join(site, in_a_row < 2).await?;
+        let step = joined.status.step;
+        let outcome = run(joined, drive, &mut drain).await?;
+        let Some(what) = &outcome.astray else { return Ok(outcome) };
+        in_a_row = if outcome.status.step - step >= ASTRAY_APART { 1 } else { in_a_row + 1 };
+        if in_a_row > ROLLBACKS_MAX {
+            return Err(Error::corrupt(format!(
+                "island {name}: went astray {in_a_row} times within {ASTRAY_APART} steps each, lastly at step {}: {what}; \
+                 try a lower learning_rate or clip_norm",
+                outcome.status.step
+            )));
+        }
+        sink.note(&name, format!("rolls itself back at step {}: {what}", outcome.status.step));
+    }
 }
 
 /// Runs the island until the run ends or `drain` completes; then publishes what is open, writes a checkpoint and returns.
 ///
 /// # Errors
-/// Fenced if a newer life of this island was claimed; invalid if an inner step is impossible.
-pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> Result<Outcome> {
+/// Fenced if a newer life of this island was claimed; invalid if an inner step is impossible. A step whose loss or gradient is not finite is an outcome.
+async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> Result<Outcome> {
     let Joined { site, incarnation, tail, machine, status, base } = joined;
     let spec = &site.record.spec;
     let shared = Arc::new(Shared::new(machine, status));
@@ -104,7 +143,12 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
             shared.drain.store(true, Ordering::Relaxed);
             ended.await
         }
-    }?;
+    };
+    let (job, astray) = match job {
+        Ok(job) => (Some(job), None),
+        Err(error) if error.kind() == Kind::Corrupt => (None, Some(error.chain())),
+        Err(error) => return Err(error),
+    };
     // The loop's senders are gone with it, so these two end when they have sent what was left.
     let flushed = clock::timeout(FLUSH, async { while flush.join_next().await.is_some() {} }).await;
     if flushed.is_err() {
@@ -119,10 +163,13 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
             crew.name
         )));
     }
-    match clock::timeout(FLUSH, crew.write_checkpoint(job)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => crew.sink.note(&crew.name, format!("ends without a last checkpoint: {}", error.chain())),
-        Err(_) => crew.sink.note(&crew.name, "ends without a last checkpoint: the bucket does not answer"),
+    // A state that went astray is not worth keeping.
+    if let Some(job) = job {
+        match clock::timeout(FLUSH, crew.write_checkpoint(job)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => crew.sink.note(&crew.name, format!("ends without a last checkpoint: {}", error.chain())),
+            Err(_) => crew.sink.note(&crew.name, "ends without a last checkpoint: the bucket does not answer"),
+        }
     }
     let card = crew.card(u64::from(u32::MAX), IslandState::Done);
     crew.report(&card);
@@ -134,7 +181,7 @@ pub async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) 
         )));
     }
     let stopped = shared.machine().stopped().map(str::to_string);
-    Ok(Outcome { stopped, status: shared.status() })
+    Ok(Outcome { stopped, astray, status: shared.status() })
 }
 
 /// Drives the training loop to its end and returns what a last checkpoint holds.

@@ -7,6 +7,7 @@
 use super::inner::Inner;
 use super::machine::{Adoption, Due, Machine};
 use crate::clock::{self, Duration, Instant};
+use crate::data::Cursor;
 use crate::error::Result;
 use crate::outer::{Fragments, norm};
 use std::collections::BTreeMap;
@@ -33,10 +34,10 @@ pub struct CheckpointJob {
     pub tokens: u64,
     /// Of those, repeated.
     pub tokens_repeated: u64,
-    /// Place in the data.
-    pub cursor: Option<(u64, usize)>,
-    /// Blocks claimed ahead.
-    pub ahead: Vec<u64>,
+    /// Tokens that came too late to be merged, summed over the fragments.
+    pub late: u64,
+    /// Blocks of data and the place in each.
+    pub held: Vec<Cursor>,
     /// Place in every fragment.
     pub fragments: Vec<crate::bucket::FragmentFacts>,
     /// θ.
@@ -54,10 +55,10 @@ pub struct CheckpointJob {
 pub struct Status {
     /// Inner steps over all lives.
     pub step: u64,
-    /// Tokens over all lives.
-    pub tokens: u64,
-    /// Of those, repeated.
+    /// Of the tokens over all lives, those that were repeated.
     pub tokens_repeated: u64,
+    /// Blocks of data and the place in each.
+    pub held: Vec<Cursor>,
     /// Training loss, smoothed over about 20 steps.
     pub loss: Option<f32>,
     /// Milliseconds of a whole turn, smoothed.
@@ -87,7 +88,7 @@ pub struct Shared {
     machine: Mutex<Machine>,
     /// Versions that are ready to be taken in, per fragment: round and values.
     inbox: Mutex<BTreeMap<usize, (u64, Vec<f32>)>>,
-    blocks: Mutex<Vec<u64>>,
+    blocks: Mutex<Vec<Cursor>>,
     status: Mutex<Status>,
     /// Publish what is open, then end.
     pub drain: AtomicBool,
@@ -140,7 +141,7 @@ impl Shared {
     }
 
     /// A block of data was claimed.
-    pub fn give_block(&self, block: u64) {
+    pub fn give_block(&self, block: Cursor) {
         lock(&self.blocks).push(block);
     }
 }
@@ -217,7 +218,10 @@ impl Stepper {
         }
         let learning_rate = self.schedule.at(self.shared.machine().schedule_tokens());
         let started = clock::now();
-        let stepped = self.inner.step(learning_rate)?;
+        let stepped = self.inner.step(learning_rate);
+        // After a step that failed, too: whoever goes on from here does so behind what made it fail.
+        lock(&self.shared.status).held = self.held();
+        let stepped = stepped?;
         let ended = clock::now();
         let wants_block = self.inner.wants_block() && lock(&self.shared.blocks).is_empty();
         self.shared.wants_block.store(wants_block, Ordering::Relaxed);
@@ -226,7 +230,6 @@ impl Stepper {
         self.boundary_at = ended;
         let mut status = lock(&self.shared.status);
         status.step += 1;
-        status.tokens += stepped.tokens;
         status.tokens_repeated += stepped.repeated;
         status.loss = Some(status.loss.map_or(stepped.loss, |old| old + 0.05 * (stepped.loss - old)));
         status.total += total;
@@ -292,17 +295,22 @@ impl Stepper {
         }
     }
 
+    fn held(&self) -> Vec<Cursor> {
+        [self.inner.held(), lock(&self.shared.blocks).clone()].concat()
+    }
+
     /// Copies everything that a checkpoint holds.
     pub fn checkpoint_job(&self) -> CheckpointJob {
         let status = self.shared.status();
         let (first, second, adam_steps) = self.inner.moments();
+        let machine = self.shared.machine();
         CheckpointJob {
             step: status.step,
-            tokens: status.tokens,
+            tokens: machine.trained(),
             tokens_repeated: status.tokens_repeated,
-            cursor: self.inner.cursor(),
-            ahead: [self.inner.ahead(), lock(&self.shared.blocks).clone()].concat(),
-            fragments: self.shared.machine().facts(),
+            late: machine.progress().late,
+            held: self.held(),
+            fragments: machine.facts(),
             parameters: self.inner.parameters().to_vec(),
             first: first.to_vec(),
             second: second.to_vec(),

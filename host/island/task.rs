@@ -5,12 +5,14 @@ use super::stepper::{CheckpointJob, Shared, Snapshot};
 use crate::bucket::payload::{Chunk, Data, content_hash};
 use crate::bucket::record::{Body, Card, FORMAT, IslandState};
 use crate::bucket::{Bucket, CheckpointHeader, OfferHeader, OfferId, Tail};
-use crate::clock::{self, Duration};
+use crate::clock::{self, Duration, Instant};
+use crate::data::Cursor;
 use crate::error::{Error, Result};
 use crate::event::{Event, Sink};
 use crate::outer::{Feedback, Fragments};
 use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy};
 use futures::future::join_all;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc};
@@ -18,6 +20,10 @@ use tombolo_engine::Layout;
 
 /// Fragments that are fetched at once.
 const FETCHES_MAX: usize = 4;
+/// Beats that an island may miss before its blocks of data are taken over: a minute at two beats a second. An island that comes back later claims new ones.
+const DEAD_BEATS: u32 = 120;
+/// Blocks that a heartbeat is believed to hold.
+const BLOCKS_LEFT_MAX: usize = 16;
 
 /// What the tasks of an island share.
 pub(super) struct Crew {
@@ -221,8 +227,10 @@ impl Crew {
             state,
             layout: self.fragments.fingerprint().to_string(),
             step: status.step,
-            tokens: status.tokens,
+            tokens: machine.trained(),
             tokens_repeated: status.tokens_repeated,
+            progress: machine.progress(),
+            held: status.held.clone(),
             loss: status.loss,
             tokens_per_s: status.tokens_per_s,
             step_ms: status.step_ms,
@@ -291,9 +299,8 @@ impl Crew {
             tokens: job.tokens,
             tokens_repeated: job.tokens_repeated,
             adam_steps: job.adam_steps,
-            block: job.cursor.map(|c| c.0),
-            windows_used: job.cursor.map_or(0, |c| c.1),
-            ahead: job.ahead,
+            late: job.late,
+            held: job.held,
             fragments: job.fragments,
             hash: String::new(),
         };
@@ -301,16 +308,16 @@ impl Crew {
         self.bucket.prune_checkpoints(&self.name, step, self.checkpoints_kept).await
     }
 
-    /// Claims blocks of data ahead of the training loop.
+    /// Claims blocks of data ahead of the training loop: those that a dead island has left first, then the first that nobody has.
     pub async fn claim(self: Arc<Crew>) {
         let mut next = None;
+        let mut peers = Peers::default();
         loop {
             if !self.shared.wants_block.load(Ordering::Relaxed) {
                 clock::sleep(self.poll_every() * 4).await;
                 continue;
             }
-            let claimed = self.claim_one(&mut next).await;
-            if let Err(error) = claimed {
+            if let Err(error) = self.claim_one(&mut next, &mut peers).await {
                 self.sink
                     .note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
                 next = None;
@@ -319,18 +326,81 @@ impl Crew {
         }
     }
 
-    async fn claim_one(&self, next: &mut Option<u64>) -> Result<()> {
-        let mut block = match *next {
-            Some(block) => block,
-            None => self.bucket.next_block().await?,
+    async fn claim_one(&self, next: &mut Option<u64>, peers: &mut Peers) -> Result<()> {
+        let claimed = match self.take_over(peers).await? {
+            Some(left) => left,
+            None => {
+                let mut block = match *next {
+                    Some(block) => block,
+                    None => self.bucket.next_block().await?,
+                };
+                while !self.bucket.claim_block(block, &self.name, self.incarnation).await? {
+                    block += 1;
+                }
+                *next = Some(block + 1);
+                Cursor::at(block)
+            }
         };
-        while !self.bucket.claim_block(block, &self.name, self.incarnation).await? {
-            block += 1;
-        }
-        *next = Some(block + 1);
-        self.shared.give_block(block);
+        self.shared.give_block(claimed);
         // After the block is there: the training loop asks again only once it has taken it.
         self.shared.wants_block.store(false, Ordering::Relaxed);
         Ok(())
     }
+
+    /// A block that an island left unfinished whose heartbeat has not moved for long. Looks at one peer each time, so that a claim costs the same
+    /// whatever their number.
+    async fn take_over(&self, peers: &mut Peers) -> Result<Option<Cursor>> {
+        let names: Vec<String> = self.bucket.islands().await?.into_iter().filter(|name| *name != self.name).collect();
+        if names.is_empty() {
+            return Ok(None);
+        }
+        peers.looks += 1;
+        let name = &names[peers.looks % names.len()];
+        let Some(card) = self.bucket.card(name).await? else { return Ok(None) };
+        let beat = (card.incarnation, card.counter);
+        let now = clock::now();
+        let known = peers.known.entry(name.clone()).or_insert(Peer { beat, since: now, has_blocks: true });
+        if known.beat != beat {
+            *known = Peer { beat, since: now, has_blocks: true };
+        }
+        if !known.has_blocks || now - known.since < self.beat_every * DEAD_BEATS {
+            return Ok(None);
+        }
+        let mut left = card.held;
+        let newest = left.iter().map(|held| held.block).max();
+        if let Some(newest) = newest {
+            // Those that it claimed after its last heartbeat.
+            let more = self.bucket.blocks_held_after(newest, name, card.incarnation).await?;
+            left.extend(more.into_iter().map(Cursor::at));
+        }
+        for block in left.into_iter().filter(|block| !block.is_used_up()).take(BLOCKS_LEFT_MAX) {
+            let taken = self.bucket.take_over_block(block.block, name, &self.name, self.incarnation).await?;
+            if let Some(attempt) = taken {
+                let windows = block.window;
+                self.sink.note(
+                    &self.name,
+                    format!("takes over block {} of {name}, which is silent, from window {windows} on", block.block),
+                );
+                return Ok(Some(Cursor { attempt, ..block }));
+            }
+        }
+        known.has_blocks = false;
+        Ok(None)
+    }
+}
+
+/// What the claiming task knows of the other islands.
+#[derive(Default)]
+struct Peers {
+    looks: usize,
+    known: BTreeMap<String, Peer>,
+}
+
+struct Peer {
+    /// Life and counter of its heartbeat.
+    beat: (u64, u64),
+    /// Since when it has been that.
+    since: Instant,
+    /// False once nothing of its was left to take over.
+    has_blocks: bool,
 }

@@ -57,6 +57,11 @@ pub async fn check_bucket(store: &Arc<dyn ObjectStore>, run: &str, desk: &Desk) 
         state.take(&entry, &mut checked).map_err(|e| wrong(format!("{key}: {e}")))?;
     }
     checked.log = crate::nonce::sha256(&all);
+    for key in keys.iter().filter(|k| k.starts_with(&format!("{run}/island/")) && k.ends_with("/card.json")) {
+        let card = store.get(&Path::from(key.as_str())).await.map_err(unreadable)?.bytes().await.map_err(unreadable)?;
+        let card: Value = serde_json::from_slice(&card).map_err(|e| wrong(format!("{key} is not JSON: {e}")))?;
+        state.adds_up(&card).map_err(|e| wrong(format!("{key}: {e}")))?;
+    }
     for (p, (round, hash)) in state.versions.iter().enumerate() {
         let key = format!("{run}/fragment/{p:04}/{round:020}-{hash}.arrow");
         if !keys.contains(&key) {
@@ -80,6 +85,8 @@ struct State {
     /// Per island and fragment: the round that merged it last.
     merged: BTreeMap<(String, u64), u64>,
     lives: BTreeMap<String, u64>,
+    /// Per island: tokens merged, summed over the fragments.
+    island_tokens: BTreeMap<String, u64>,
     term: u64,
     stopped: bool,
 }
@@ -116,6 +123,23 @@ impl State {
         }
     }
 
+    /// Every token that an island trained on is merged, late, in flight or lost, once for each fragment, and what it calls merged is.
+    fn adds_up(&self, card: &Value) -> Result<()> {
+        let progress = &card["progress"];
+        let lost = progress["lost"].as_i64().ok_or_else(|| wrong(format!("no lost tokens in {progress}")))?;
+        let merged = number(progress, "merged")?;
+        let parts = (merged + number(progress, "late")? + number(progress, "in_flight")?) as i64 + lost;
+        let trained = number(card, "tokens")? * self.versions.len() as u64;
+        if parts != trained as i64 {
+            return Err(wrong(format!("{trained} tokens were trained on, {progress} come to {parts}")));
+        }
+        let logged = card["island"].as_str().and_then(|island| self.island_tokens.get(island)).copied().unwrap_or(0);
+        if merged > logged {
+            return Err(wrong(format!("it says that {merged} tokens were merged, the log has {logged}")));
+        }
+        Ok(())
+    }
+
     fn commit(&mut self, entry: &Value, checked: &mut Checked) -> Result<()> {
         let fragments = self.versions.len() as u64;
         let round = number(entry, "round")?;
@@ -141,6 +165,7 @@ impl State {
                 continue;
             }
             tokens += number(offer, "tokens")?;
+            *self.island_tokens.entry(island.clone()).or_default() += number(offer, "tokens")?;
             let from = number(offer, "base")?;
             let before = self.merged.insert((island.clone(), p as u64), round);
             if before.is_some_and(|before| before > from) {

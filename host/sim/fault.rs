@@ -3,12 +3,12 @@
 
 use crate::clock::{self, Duration};
 use async_trait::async_trait;
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -64,8 +64,11 @@ impl Trap {
     }
 }
 
-/// One process's link to the store.
-pub struct Link {
+/// One process's link to the store. Clones share it, so that a stream can wait for it without borrowing it.
+#[derive(Clone)]
+pub struct Link(Arc<Line>);
+
+struct Line {
     store: Arc<dyn ObjectStore>,
     random: Mutex<StdRng>,
     faults: Mutex<Faults>,
@@ -79,7 +82,7 @@ pub struct Link {
 impl Link {
     /// A link to `store` whose faults come from `seed`.
     pub fn new(store: Arc<dyn ObjectStore>, seed: u64, faults: Faults, trap: Arc<Trap>) -> Link {
-        Link {
+        Link(Arc::new(Line {
             store,
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             faults: Mutex::new(faults),
@@ -87,25 +90,27 @@ impl Link {
             frozen: AtomicBool::new(false),
             thaw: tokio::sync::Notify::new(),
             trap,
-        }
+        }))
     }
 
     /// Other faults from now on.
     pub fn set_faults(&self, faults: Faults) {
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+        *self.0.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
     /// Cuts the link, or mends it: every call fails after a while.
     pub fn cut(&self, cut: bool) {
-        self.cut.store(cut, Ordering::Relaxed);
+        self.0.cut.store(cut, Ordering::Relaxed);
     }
 
     /// Stops the process at its next call, or lets it go on, as SIGSTOP and SIGCONT do.
     pub fn freeze(&self, frozen: bool) {
-        self.frozen.store(frozen, Ordering::Relaxed);
-        self.thaw.notify_waiters();
+        self.0.frozen.store(frozen, Ordering::Relaxed);
+        self.0.thaw.notify_waiters();
     }
+}
 
+impl Line {
     fn draw(&self, share: impl Fn(&Faults) -> f64) -> bool {
         let share = share(&self.faults.lock().unwrap_or_else(PoisonError::into_inner));
         self.random.lock().unwrap_or_else(PoisonError::into_inner).random_bool(share)
@@ -152,6 +157,18 @@ impl Link {
             self.thaw.notified().await;
         }
     }
+
+    async fn delete(&self, location: Path) -> Result<Path> {
+        let call = self.there().await?;
+        let answer = self.store.delete(&location).await.map(|()| location);
+        self.back(call, answer).await
+    }
+
+    async fn list(&self, prefix: Option<Path>) -> Result<Vec<ObjectMeta>> {
+        let call = self.there().await?;
+        let answer = self.store.list(prefix.as_ref()).try_collect().await;
+        self.back(call, answer).await
+    }
 }
 
 fn lost(what: &'static str) -> Error {
@@ -173,22 +190,22 @@ impl fmt::Display for Link {
 #[async_trait]
 impl ObjectStore for Link {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        let call = self.there().await?;
-        let answer = self.store.put_opts(location, payload, opts).await;
-        self.back(call, answer).await
+        let call = self.0.there().await?;
+        let answer = self.0.store.put_opts(location, payload, opts).await;
+        self.0.back(call, answer).await
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let call = self.there().await?;
-        let answer = self.store.put_multipart_opts(location, opts).await;
-        self.back(call, answer).await
+        let call = self.0.there().await?;
+        let answer = self.0.store.put_multipart_opts(location, opts).await;
+        self.0.back(call, answer).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let call = self.there().await?;
-        let answer = self.store.get_opts(location, options).await;
-        let found = self.back(call, answer).await?;
-        if !self.draw(|f| f.truncated) {
+        let call = self.0.there().await?;
+        let answer = self.0.store.get_opts(location, options).await;
+        let found = self.0.back(call, answer).await?;
+        if !self.0.draw(|f| f.truncated) {
             return Ok(found);
         }
         let (meta, range, attributes, extensions) =
@@ -200,33 +217,29 @@ impl ObjectStore for Link {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.store.delete_stream(locations)
+        let line = self.0.clone();
+        let deleted = move |location: Result<Path>| {
+            let line = line.clone();
+            async move { line.delete(location?).await }
+        };
+        locations.then(deleted).boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        // A stream cannot wait for this link's futures without borrowing it; a cut is what matters for a listing.
-        if self.cut.load(Ordering::Relaxed) || self.draw(|f| f.before) {
-            return futures::stream::once(async { Err(lost("503 SlowDown")) }).boxed();
-        }
-        let latency = self.latency();
-        let listed = self.store.list(prefix);
-        futures::stream::once(async move {
-            clock::sleep(latency).await;
-        })
-        .flat_map(move |()| futures::stream::empty())
-        .chain(listed)
-        .boxed()
+        let (line, prefix) = (self.0.clone(), prefix.cloned());
+        let listed = async move { line.list(prefix).await };
+        futures::stream::once(listed).map_ok(|metas| futures::stream::iter(metas).map(Ok)).try_flatten().boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let call = self.there().await?;
-        let answer = self.store.list_with_delimiter(prefix).await;
-        self.back(call, answer).await
+        let call = self.0.there().await?;
+        let answer = self.0.store.list_with_delimiter(prefix).await;
+        self.0.back(call, answer).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let call = self.there().await?;
-        let answer = self.store.copy_opts(from, to, options).await;
-        self.back(call, answer).await
+        let call = self.0.there().await?;
+        let answer = self.0.store.copy_opts(from, to, options).await;
+        self.0.back(call, answer).await
     }
 }

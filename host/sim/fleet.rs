@@ -3,7 +3,7 @@
 
 use super::check::{Checked, check_bucket};
 use super::fault::{Faults, Link, Trap};
-use super::toy::{self, Drift};
+use super::toy::{self, Drift, Seen};
 use crate::bucket::record::RunRecord;
 use crate::bucket::{Bucket, Ledger, Tail};
 use crate::clock::{self, Duration};
@@ -60,6 +60,8 @@ pub struct Fleet {
     pub store: Arc<dyn ObjectStore>,
     /// Counts calls and may spring.
     pub trap: Arc<Trap>,
+    /// Which data the islands trained on.
+    pub seen: Seen,
     record: RunRecord,
     layout: Layout,
     fragments: Arc<Fragments>,
@@ -86,6 +88,7 @@ impl Fleet {
         Ok(Fleet {
             store,
             trap: Arc::default(),
+            seen: Seen::default(),
             record,
             layout,
             fragments: Arc::new(fragments),
@@ -109,6 +112,7 @@ impl Fleet {
             fragments: self.fragments.clone(),
             codec: self.codec.clone(),
             merge: self.merge.clone(),
+            seen: self.seen.clone(),
             life: self.lives,
         };
         let (failures, own) = (self.failures.clone(), role.clone());
@@ -142,6 +146,7 @@ impl Fleet {
             fragments: self.fragments.clone(),
             codec: self.codec.clone(),
             merge: self.merge.clone(),
+            seen: self.seen.clone(),
             life: 0,
         }
         .desk()
@@ -177,6 +182,7 @@ struct Parts {
     fragments: Arc<Fragments>,
     codec: Policy,
     merge: Policy,
+    seen: Seen,
     life: u64,
 }
 
@@ -185,19 +191,20 @@ impl Parts {
         match role {
             Role::Syncer => syncer::run(self.desk(), std::future::pending()).await.map(|_| ()),
             Role::Island(name, step) => {
-                let site = Site {
+                let site = || Site {
                     bucket: self.bucket.clone(),
                     record: self.record.clone(),
                     name: name.clone(),
                     layout: self.layout.clone(),
                     fragments: self.fragments.clone(),
                     codec: self.codec.clone(),
-                    inner: Box::new(Drift::new(name, self.layout.elements())),
+                    inner: Box::new(Drift::new(name, self.layout.elements(), self.seen.clone())),
                     sink: Sink::Null,
                     beat_every: Duration::from_millis(500),
                 };
-                let joined = island::join(site).await?;
-                island::run(joined, Drive::Virtual(*step), std::future::pending()).await.map(|_| ())
+                let live =
+                    island::live(|| std::future::ready(Ok(site())), Drive::Virtual(*step), std::future::pending());
+                live.await.map(|_| ())
             }
         }
     }

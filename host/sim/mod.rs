@@ -85,35 +85,14 @@ impl World {
         let beat_every = self.steps.iter().min().copied().unwrap_or(Duration::from_millis(100)) * 2;
         let mut roles: JoinSet<Result<()>> = JoinSet::new();
         for (i, &step) in self.steps.iter().enumerate() {
-            let site = Site {
-                bucket: self.bucket.clone(),
-                record: self.record.clone(),
-                name: format!("island-{i}"),
-                layout: self.layout.clone(),
-                fragments: self.fragments.clone(),
-                codec: self.codec.clone(),
-                inner: inner(i)?,
-                sink: Sink::Null,
-                beat_every,
-            };
+            let mut site = Some(self.site(&format!("island-{i}"), inner(i)?, beat_every));
+            let mut once = move || site.take().ok_or_else(|| Error::bug("an island of this world has one life"));
             roles.spawn(async move {
-                let joined = island::join(site).await?;
-                island::run(joined, Drive::Virtual(step), std::future::pending()).await.map(|_| ())
+                let site = || std::future::ready(once());
+                island::live(site, Drive::Virtual(step), std::future::pending()).await.map(|_| ())
             });
         }
-        let desk = Desk {
-            bucket: self.bucket.clone(),
-            record: self.record.clone(),
-            id: "syncer-0".into(),
-            fragments: self.fragments.clone(),
-            tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
-            codec: self.codec.clone(),
-            merge: self.merge.clone(),
-            threads: 1,
-            eager: true,
-            sink: Sink::Null,
-            beat_every,
-        };
+        let desk = self.desk(beat_every);
         roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
         let ended = clock::timeout(limit, async {
             while let Some(role) = roles.join_next().await {
@@ -125,6 +104,38 @@ impl World {
             .await
             .map_err(|_| Error::unavailable(format!("the run did not end within {limit:?} of virtual time")))??;
         self.ledger().await
+    }
+
+    /// A syncer's desk.
+    pub fn desk(&self, beat_every: Duration) -> Desk {
+        Desk {
+            bucket: self.bucket.clone(),
+            record: self.record.clone(),
+            id: "syncer-0".into(),
+            fragments: self.fragments.clone(),
+            tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
+            codec: self.codec.clone(),
+            merge: self.merge.clone(),
+            threads: 1,
+            eager: true,
+            sink: Sink::Null,
+            beat_every,
+        }
+    }
+
+    /// An island's site.
+    pub fn site(&self, name: &str, inner: Box<dyn Inner>, beat_every: Duration) -> Site {
+        Site {
+            bucket: self.bucket.clone(),
+            record: self.record.clone(),
+            name: name.into(),
+            layout: self.layout.clone(),
+            fragments: self.fragments.clone(),
+            codec: self.codec.clone(),
+            inner,
+            sink: Sink::Null,
+            beat_every,
+        }
     }
 
     /// What the log says.

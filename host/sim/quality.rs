@@ -152,7 +152,7 @@ fn data_parallel(
     schedule.warmup_tokens = (schedule.total_tokens as f64 * f64::from(spec.train.warmup_ratio)) as u64;
     for step in 0..steps {
         for ((cursor, next), out) in lanes.iter_mut().zip(tokens.chunks_exact_mut(row_tokens)) {
-            blocks.batch(cursor, rows, out, |used| next.pop_front().unwrap_or(used));
+            blocks.batch(cursor, rows, out, |used| Cursor::at(next.pop_front().unwrap_or(used.block)));
         }
         let batch = Batch { tokens: &tokens, batch: rows * taken.len(), context };
         trainer.step(batch, schedule.at(step * batch_tokens))?;

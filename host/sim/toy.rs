@@ -1,12 +1,15 @@
 //! A model small enough to simulate by the hundred: a few tensors of a few numbers, and an inner loop that drifts.
 
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
+use crate::data::{BLOCK_WINDOWS, Cursor};
 use crate::error::{Error, Result};
 use crate::island::{Inner, Stepped};
 use crate::nonce::nonce;
 use crate::outer::Fragments;
 use crate::policy::{Policy, Runtime};
 use crate::spec::Spec;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 use tombolo_engine::{Layout, Tensor, TensorKind};
 
 /// `tensors` tensors of one to three numbers, in `fragments` fragments.
@@ -51,18 +54,26 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
     Ok((record, codec, merge))
 }
 
-/// An inner loop that takes a pseudo-random but reproducible step, eight tokens at a time.
+/// How often each window of data was trained on: by block and window.
+pub type Seen = Arc<Mutex<BTreeMap<(u64, usize), u32>>>;
+
+/// Windows that a step takes; a block lasts 32 steps.
+pub const STEP_WINDOWS: usize = BLOCK_WINDOWS / 32;
+
+/// An inner loop that takes a pseudo-random but reproducible step, eight tokens and [`STEP_WINDOWS`] windows at a time, and writes down which windows it saw.
 pub struct Drift {
     parameters: Vec<f32>,
     first: Vec<f32>,
     second: Vec<f32>,
     steps: u64,
     name: u64,
+    held: VecDeque<Cursor>,
+    seen: Seen,
 }
 
 impl Drift {
     /// An island called `name` over `elements` numbers.
-    pub fn new(name: &str, elements: usize) -> Drift {
+    pub fn new(name: &str, elements: usize, seen: Seen) -> Drift {
         let name = name.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
         Drift {
             parameters: vec![0.0; elements],
@@ -70,6 +81,8 @@ impl Drift {
             second: vec![0.0; elements],
             steps: 0,
             name,
+            held: VecDeque::new(),
+            seen,
         }
     }
 }
@@ -90,7 +103,22 @@ impl Inner for Drift {
                 (self.name ^ self.steps.wrapping_mul(0x9e37_79b9) ^ i as u64).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
             *p += noise as f32 / (1u64 << 24) as f32 - 0.4;
         }
-        Ok(Stepped { loss: 1.0, tokens: 8, repeated: 0 })
+        if self.held.len() > 1 && self.held[0].is_used_up() {
+            self.held.pop_front();
+        }
+        let mut repeated = 0;
+        if let Some(cursor) = self.held.front_mut() {
+            if cursor.is_used_up() {
+                cursor.window = 0;
+                repeated = 8;
+            }
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            for window in cursor.window..cursor.window + STEP_WINDOWS {
+                *seen.entry((cursor.block, window)).or_default() += 1;
+            }
+            cursor.window += STEP_WINDOWS;
+        }
+        Ok(Stepped { loss: 1.0, tokens: 8, repeated })
     }
 
     fn moments(&self) -> (&[f32], &[f32], u64) {
@@ -104,19 +132,15 @@ impl Inner for Drift {
         Ok(())
     }
 
-    fn cursor(&self) -> Option<(u64, usize)> {
-        None
+    fn held(&self) -> Vec<Cursor> {
+        self.held.iter().copied().collect()
     }
-
-    fn set_cursor(&mut self, _block: u64, _windows_used: usize) {}
 
     fn wants_block(&self) -> bool {
-        false
+        self.held.len() < 2
     }
 
-    fn give_block(&mut self, _block: u64) {}
-
-    fn ahead(&self) -> Vec<u64> {
-        Vec::new()
+    fn give_block(&mut self, block: Cursor) {
+        self.held.push_back(block);
     }
 }

@@ -100,24 +100,7 @@ fn heartbeats_are_overwritten_by_their_owner_and_a_damaged_one_reads_as_none() {
         let bucket = bucket(&place);
         assert_eq!(bucket.islands().await.expect("listed"), Vec::<String>::new());
         assert_eq!(bucket.card("a").await.expect("an answer"), None);
-        let mut card = Card {
-            format: FORMAT,
-            island: "a".into(),
-            incarnation: 1,
-            counter: 1,
-            state: IslandState::Starting,
-            layout: "layout".into(),
-            step: 0,
-            tokens: 0,
-            tokens_repeated: 0,
-            loss: None,
-            tokens_per_s: 0.0,
-            step_ms: 0.0,
-            wait_ratio: 0.0,
-            train_seconds: 0.0,
-            adopted: None,
-            versions: Vec::new(),
-        };
+        let mut card = Card { format: FORMAT, island: "a".into(), incarnation: 1, counter: 1, ..Card::default() };
         for counter in 1..=3 {
             (card.counter, card.state, card.loss) = (counter, IslandState::Training, Some(2.5));
             bucket.put_card(&card).await.expect("written");

@@ -5,6 +5,7 @@ use object_store::path::Path;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{FORMAT, Version};
 use tombolo::bucket::{Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId};
+use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind};
 use tombolo::outer::Fragments;
 use tombolo_engine::Layout;
@@ -207,9 +208,8 @@ fn checkpoint_header(fragments: &Fragments, step: u64) -> CheckpointHeader {
         tokens: step * 512,
         tokens_repeated: 7,
         adam_steps: step,
-        block: Some(4),
-        windows_used: 19,
-        ahead: vec![8, 11],
+        late: 5,
+        held: vec![Cursor { block: 4, attempt: 1, window: 19 }, Cursor::at(8)],
         fragments: (0..fragments.count()).map(|p| FragmentFacts { base: p as u64, steps: 2, tokens: 1024 }).collect(),
         hash: String::new(),
     }
