@@ -108,7 +108,7 @@ impl Inner for Constant {
 #[test]
 fn two_islands_and_two_fragments_come_to_what_the_hand_computes() {
     let (ledger, theta) = on_virtual_time(1, async {
-        let mut spec = spec(2, "mean", "eta = 0.5\nmomentum = 0.5\nwarmup = 0\n");
+        let mut spec = spec(2, "mean", "eta = 0.5\nmomentum = 0.5\nwarmup = 0\ncooldown = 0\n");
         spec.tokens = 40;
         let world = world(spec, 2, 2).await?;
         let gradients = [[1.0, 2.0], [3.0, 4.0]];

@@ -1,8 +1,10 @@
 //! Fleets under fire on virtual time, and every crash point of a scripted run. `tombolo sim --seeds N` does more seeds of the first.
 
-use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde_json::Value;
 use std::collections::BTreeMap;
-use tombolo::bucket::Bucket;
+use tombolo::bucket::{Bucket, Keys};
 use tombolo::clock::{self, Duration};
 use tombolo::data::BLOCK_WINDOWS;
 use tombolo::error::Result;
@@ -84,7 +86,7 @@ async fn scripted(trap: Option<(u64, bool)>, rounds: u64, runtime: &Runtime) -> 
 
 async fn log(fleet: &Fleet) -> Result<Vec<Vec<u8>>> {
     let mut entries = Vec::new();
-    let keys = tombolo::bucket::Keys::new("quickstart");
+    let keys = Keys::new("quickstart");
     while let Ok(found) = fleet.store.get(&keys.log(entries.len() as u64)).await {
         entries.push(found.bytes().await.expect("a store in memory answers").to_vec());
     }
@@ -162,6 +164,86 @@ fn an_island_that_comes_back_goes_on_in_its_data_where_its_last_heartbeat_was() 
         assert_eq!(never.count(), 0, "{seen:?}");
         let twice = seen.values().filter(|times| **times > 1).count();
         assert!(twice <= 3 * 5 * STEP_WINDOWS, "{twice} windows were trained on twice by four lives");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// What the checkers must not overlook: each change to a sound bucket, and what they say to it.
+#[test]
+fn the_checkers_find_every_forgery_in_a_bucket() {
+    type Forge = fn(&mut Value);
+    let forgeries: [(&str, Forge, &str); 7] = [
+        ("commit", |e| e["offers"][0]["tokens"] = 1.into(), "the fragment has"),
+        ("commit", |e| e["base"]["hash"] = "ab".repeat(32).into(), "it extends"),
+        ("commit", |e| e["round"] = (e["round"].as_u64().unwrap() + 1).into(), "is committed as number"),
+        (
+            "commit",
+            |e| {
+                let twice = e["offers"][0].clone();
+                e["offers"].as_array_mut().unwrap().push(twice);
+            },
+            "a second fate",
+        ),
+        (
+            "commit",
+            |e| {
+                let mut other_life = e["offers"][0].clone();
+                other_life["incarnation"] = 7.into();
+                e["offers"].as_array_mut().unwrap().push(other_life);
+            },
+            "already",
+        ),
+        ("commit", |e| e["offers"][0]["base"] = 0.into(), "were merged in round"),
+        ("card", |e| e["progress"]["lost"] = 1_000_000.into(), "come to"),
+    ];
+    let runtime = runtime();
+    on_virtual_time(9, async {
+        let mut spec = Spec { tokens: 1 << 50, islands: 1, ..Spec::default() };
+        spec.outer.fragments = 2;
+        spec.outer.sync_steps = 2;
+        let mut fleet = Fleet::new(9, spec, 2, &runtime).await?;
+        let processes = [Role::Island("a".into(), Duration::from_millis(100)), Role::Syncer];
+        let processes = processes.map(|role| fleet.start(role, CALM));
+        clock::sleep(Duration::from_secs(8)).await;
+        drop(processes);
+        let store = fleet.store.clone();
+        let checked = fleet.check().await?;
+        assert!(checked.rounds > 10, "{checked:?}");
+        let keys = Keys::new("quickstart");
+        let commit = keys.log(checked.entries - 1);
+        let read = async |key: &Path| store.get(key).await.unwrap().bytes().await.unwrap();
+        for (what, forge, said) in forgeries {
+            let key = if what == "card" { keys.card("a") } else { commit.clone() };
+            let sound = read(&key).await;
+            let mut record: Value = serde_json::from_slice(&sound).unwrap();
+            assert!(what == "card" || record["kind"] == "commit", "the log ends with a commit: {record}");
+            forge(&mut record);
+            store.put(&key, record.to_string().into()).await.unwrap();
+            let error = fleet.check().await.expect_err(said).chain();
+            assert!(error.contains(said), "expected `{said}`, found: {error}");
+            store.put(&key, sound.into()).await.unwrap();
+        }
+        fleet.check().await?;
+
+        // A hole in the log, a current version that is gone, one of which a bit has changed.
+        let middle = keys.log(checked.entries / 2);
+        let sound = read(&middle).await;
+        store.delete(&middle).await.unwrap();
+        assert!(fleet.check().await.expect_err("a hole").chain().contains("the log has a gap"));
+        store.put(&middle, sound.into()).await.unwrap();
+        let version = fleet.ledger().await?.versions[1].clone();
+        let key = keys.fragment(1, version.round, &version.hash);
+        let sound = read(&key).await;
+        store.delete(&key).await.unwrap();
+        assert!(fleet.check().await.expect_err("a version is gone").chain().contains("is gone"));
+        let mut damaged = sound.to_vec();
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        store.put(&key, damaged.into()).await.unwrap();
+        assert!(fleet.check().await.is_err(), "a bit of a current version has changed");
+        store.put(&key, sound.into()).await.unwrap();
+        assert_eq!(fleet.check().await?, checked);
         Ok(())
     })
     .unwrap();

@@ -10,7 +10,7 @@
 //! step is a linear combination with coefficients per tensor. A single contribution passes as it is, bit for bit. Where the mean direction
 //! vanishes (shorter than a thousandth of a unit: the islands contradict each other) the plain mean is taken.
 //!
-//! Configuration: `eta`, `momentum`, `warmup` (see the SDK's `outer`). State: the momentum's buffer. Memory in a round grows with
+//! Configuration: `eta`, `eta_end`, `momentum`, `warmup`, `cooldown` (see the SDK's `outer`). State: the momentum's buffer. Memory in a round grows with
 //! contributions², which is meant for tens of islands.
 
 use tombolo_policy_sdk::outer::Nesterov;
@@ -38,7 +38,7 @@ pub struct Rda {
 impl Merge for Rda {
     fn open(opening: Opening) -> Result<Self, String> {
         let config = Config::parse(&opening.config, Nesterov::FIELDS)?;
-        let outer = Nesterov::configured(&config, opening.round.version)?;
+        let outer = Nesterov::configured(&config, &opening.round)?;
         let shares = weight::shares(&opening.contributions)?;
         let several = shares.iter().filter(|share| **share > 0.0).count() > 1;
         let passes = u32::from(several && opening.tensors.iter().any(is_radial));

@@ -15,7 +15,7 @@
 //! impl Merge for Mean {
 //!     fn open(opening: Opening) -> Result<Self, String> {
 //!         let config = Config::parse(&opening.config, Nesterov::FIELDS)?;
-//!         let outer = Nesterov::configured(&config, opening.round.version)?;
+//!         let outer = Nesterov::configured(&config, &opening.round)?;
 //!         Ok(Mean { shares: weight::shares(&opening.contributions)?, outer })
 //!     }
 //!     fn plan(&self) -> Plan {

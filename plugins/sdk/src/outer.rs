@@ -2,9 +2,11 @@
 //!
 //! SGD with Nesterov momentum as in DiLoCo (arXiv 2311.08105): buf ← μ·buf + Δ; Θ ← Θ − η·(Δ + μ·buf). The momentum warms up
 //! with the merges of its fragment, μₖ = min(μ_max, k / (k + c)) with k = merges, this one included: few merges with correlated
-//! pseudo-gradients over-drive a constant 0.9, while at the end 0.9 is what helps.
+//! pseudo-gradients over-drive a constant 0.9, while later 0.9 is what helps. The step cools down over the last tokens of the run, from η to
+//! η_end, linearly over a share d of the token budget: long outer steps learn faster, and their noise is what the committed model is behind by at the end.
 
 use crate::LANES;
+use crate::bindings::Round;
 use crate::config::Config;
 use crate::vector::{weighted_lanes, weighted_value};
 
@@ -21,15 +23,17 @@ pub struct Nesterov {
 
 impl Nesterov {
     /// The fields that [`configured`](Nesterov::configured) reads, for [`Config::parse`].
-    pub const FIELDS: &'static [&'static str] = &["eta", "momentum", "warmup"];
+    pub const FIELDS: &'static [&'static str] = &["eta", "eta_end", "momentum", "warmup", "cooldown"];
 
-    /// Reads `eta` (default 0.7), `momentum` (μ_max, default 0.9; 0 is plain SGD) and `warmup` (c, default 10; 0 is constant
-    /// momentum). `version` is how often the fragment was merged before this round.
-    pub fn configured(config: &Config, version: u64) -> Result<Nesterov, String> {
+    /// Reads `eta` (default 0.7), `eta_end` (default 0.2), `momentum` (μ_max, default 0.9; 0 is plain SGD), `warmup` (c, default 10; 0 is constant
+    /// momentum) and `cooldown` (d, default a third of the tokens; 0 is constant η), for this round.
+    pub fn configured(config: &Config, round: &Round) -> Result<Nesterov, String> {
         let eta = config.number_within("eta", 0.7, 1e-6, 100.0, "between 1e-6 and 100")?;
+        let eta_end = config.number_within("eta_end", 0.2, 0.0, 100.0, "between 0 and 100")?;
         let momentum = config.number_within("momentum", 0.9, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
         let warmup = config.number_within("warmup", 10.0, 0.0, 1e9, "between 0 and 1e9 merges")?;
-        Ok(Nesterov::new(eta, momentum, warmup, version))
+        let cooldown = config.number_within("cooldown", 1.0 / 3.0, 0.0, 1.0, "between 0 and 1")?;
+        Ok(Nesterov::new(cooled(eta, eta_end, cooldown, round), momentum, warmup, round.version))
     }
 
     /// η, μ_max and c as they are, for the fragment's merge number `version` + 1.
@@ -37,6 +41,11 @@ impl Nesterov {
         let merges = version as f64 + 1.0;
         let warm = (merges / (merges + warmup)).min(momentum);
         Nesterov { eta: eta as f32, momentum: warm as f32, buffered: momentum > 0.0 }
+    }
+
+    /// η of this round.
+    pub fn eta(&self) -> f32 {
+        self.eta
     }
 
     /// Vectors of state: the momentum's buffer, or none.
@@ -94,9 +103,20 @@ impl Nesterov {
     }
 }
 
+/// η in this round: constant until a share `cooldown` of the token budget is left, then linearly down to `eta_end`. A run without a budget has no end.
+fn cooled(eta: f64, eta_end: f64, cooldown: f64, round: &Round) -> f64 {
+    let left = round.token_budget.saturating_sub(round.tokens_merged) as f64 / round.token_budget.max(1) as f64;
+    if round.token_budget > 0 && left < cooldown { eta_end + (eta - eta_end) * left / cooldown } else { eta }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A fragment's merge number `version` + 1, after `merged` of 100 tokens.
+    fn round(version: u64, merged: u64) -> Round {
+        Round { index: 0, fragment: 0, version, tokens_merged: merged, token_budget: 100 }
+    }
 
     #[test]
     fn momentum_warms_up_with_the_merges_of_the_fragment() {
@@ -106,6 +126,19 @@ mod tests {
         assert_eq!(momentum(89), 0.9);
         assert_eq!(momentum(1_000_000), 0.9);
         assert_eq!(Nesterov::new(0.7, 0.9, 0.0, 0).momentum(), 0.9, "warmup 0 is constant momentum");
+    }
+
+    #[test]
+    fn the_step_cools_down_over_the_last_tokens_of_the_run() {
+        let eta = |json: &str, round: &Round| {
+            let config = Config::parse(json.as_bytes(), Nesterov::FIELDS).expect(json);
+            Nesterov::configured(&config, round).expect(json).eta()
+        };
+        let halved = r#"{"eta":1,"eta_end":0.5,"cooldown":0.5}"#;
+        assert_eq!([0, 50, 75, 100, 200].map(|merged| eta(halved, &round(9, merged))), [1.0, 1.0, 0.75, 0.5, 0.5]);
+        assert_eq!([66, 100].map(|merged| eta("", &round(9, merged))), [0.7, 0.2], "the defaults");
+        assert_eq!(eta(r#"{"cooldown":0}"#, &round(9, 100)), 0.7, "no cooldown");
+        assert_eq!(eta("", &Round { token_budget: 0, ..round(9, 100) }), 0.7, "no budget");
     }
 
     #[test]
@@ -129,9 +162,17 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        for json in [r#"{"eta":0}"#, r#"{"eta":-1}"#, r#"{"momentum":1}"#, r#"{"warmup":-1}"#, r#"{"eta":true}"#] {
+        for json in [
+            r#"{"eta":0}"#,
+            r#"{"eta":-1}"#,
+            r#"{"momentum":1}"#,
+            r#"{"warmup":-1}"#,
+            r#"{"cooldown":2}"#,
+            r#"{"eta_end":-1}"#,
+            r#"{"eta":true}"#,
+        ] {
             let config = Config::parse(json.as_bytes(), Nesterov::FIELDS).expect(json);
-            assert!(Nesterov::configured(&config, 0).is_err(), "{json}");
+            assert!(Nesterov::configured(&config, &round(0, 0)).is_err(), "{json}");
         }
     }
 }
