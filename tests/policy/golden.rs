@@ -172,8 +172,7 @@ fn questions(name: &str) -> Golden {
             }));
         }
         "mean" | "rda" => {
-            golden.configuration =
-                r#"{"eta": 0.7, "eta_end": 0.2, "momentum": 0.9, "warmup": 10, "cooldown": 0.25}"#.into();
+            golden.configuration = r#"{"eta": 0.7, "momentum": 0.9, "warmup": 10, "cooldown": 0.25}"#.into();
             let shapes = vec![
                 tensor("embed", &[9, 8], TensorKind::Embedding),
                 tensor("gain", &[8], TensorKind::Vector),
@@ -192,7 +191,7 @@ fn questions(name: &str) -> Golden {
                 round: Round {
                     index: version as u64 * 4,
                     fragment: 0,
-                    version: version as u64,
+                    version: version as u64 * 20,
                     // Two rounds before the outer step cools down, one while it does, one after the last token.
                     tokens_merged: version as u64 * 400_000,
                     token_budget: 1_000_000,

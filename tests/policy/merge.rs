@@ -244,7 +244,7 @@ fn a_configuration_with_a_misspelt_field_is_refused_by_name() {
         let mut fragment = Fragment::new(vec![tensor("t", &[1], TensorKind::Matrix)], vec![0.0]);
         let island = [contribution("a", 10, 1)];
         for (config, said) in [
-            (r#"{"momemtum": 0.9}"#, r#"unknown field "momemtum"; known are eta, eta_end, momentum, warmup, cooldown"#),
+            (r#"{"momemtum": 0.9}"#, r#"unknown field "momemtum"; known are eta, momentum, warmup, cooldown"#),
             (r#"{"eta": 0}"#, r#"field "eta" must be between"#),
             ("[1]", "not a flat JSON object"),
         ] {

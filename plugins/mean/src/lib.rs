@@ -1,6 +1,6 @@
 //! Merge `mean`: Δ = Σ w·v / Σ w over the contributions, then SGD with Nesterov momentum.
 //!
-//! w = tokens · (tokens / steps), as Decoupled DiLoCo (arXiv 2604.21428) weighs islands. Configuration: `eta`, `eta_end`, `momentum`, `warmup`, `cooldown` (see
+//! w = tokens · (tokens / steps), as Decoupled DiLoCo (arXiv 2604.21428) weighs islands. Configuration: `eta`, `momentum`, `warmup`, `cooldown` (see
 //! the SDK's `outer`). State: the momentum's buffer.
 
 use tombolo_policy_sdk::outer::Nesterov;

@@ -10,7 +10,7 @@
 //! step is a linear combination with coefficients per tensor. A single contribution passes as it is, bit for bit. Where the mean direction
 //! vanishes (shorter than a thousandth of a unit: the islands contradict each other) the plain mean is taken.
 //!
-//! Configuration: `eta`, `eta_end`, `momentum`, `warmup`, `cooldown` (see the SDK's `outer`). State: the momentum's buffer. Memory in a round grows with
+//! Configuration: `eta`, `momentum`, `warmup`, `cooldown` (see the SDK's `outer`). State: the momentum's buffer. Memory in a round grows with
 //! contributions², which is meant for tens of islands.
 
 use tombolo_policy_sdk::outer::Nesterov;

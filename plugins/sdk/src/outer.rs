@@ -2,13 +2,19 @@
 //!
 //! SGD with Nesterov momentum as in DiLoCo (arXiv 2311.08105): buf ← μ·buf + Δ; Θ ← Θ − η·(Δ + μ·buf). The momentum warms up
 //! with the merges of its fragment, μₖ = min(μ_max, k / (k + c)) with k = merges, this one included: few merges with correlated
-//! pseudo-gradients over-drive a constant 0.9, while later 0.9 is what helps. The step cools down over the last tokens of the run, from η to
-//! η_end, linearly over a share d of the token budget: long outer steps learn faster, and their noise is what the committed model is behind by at the end.
+//! pseudo-gradients over-drive a constant 0.9, while later 0.9 is what helps.
+//!
+//! The step cools down over the last share d of the token budget, linearly from η to η · min(1, 30 / k). Long outer steps learn faster, and their noise
+//! is what the committed model is behind by at the end; but a fragment that was merged a few times only still has its way to go, and there a
+//! shorter step costs more than the noise.
 
 use crate::LANES;
 use crate::bindings::Round;
 use crate::config::Config;
 use crate::vector::{weighted_lanes, weighted_value};
+
+/// Merges of a fragment from which on its noise is worth settling.
+const SETTLED_MERGES: f64 = 30.0;
 
 /// SGD with Nesterov momentum, at one point of its schedule. Plain SGD where the momentum is 0: then it needs no state.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,17 +29,16 @@ pub struct Nesterov {
 
 impl Nesterov {
     /// The fields that [`configured`](Nesterov::configured) reads, for [`Config::parse`].
-    pub const FIELDS: &'static [&'static str] = &["eta", "eta_end", "momentum", "warmup", "cooldown"];
+    pub const FIELDS: &'static [&'static str] = &["eta", "momentum", "warmup", "cooldown"];
 
-    /// Reads `eta` (default 0.7), `eta_end` (default 0.2), `momentum` (μ_max, default 0.9; 0 is plain SGD), `warmup` (c, default 10; 0 is constant
+    /// Reads `eta` (default 0.7), `momentum` (μ_max, default 0.9; 0 is plain SGD), `warmup` (c, default 10; 0 is constant
     /// momentum) and `cooldown` (d, default a third of the tokens; 0 is constant η), for this round.
     pub fn configured(config: &Config, round: &Round) -> Result<Nesterov, String> {
         let eta = config.number_within("eta", 0.7, 1e-6, 100.0, "between 1e-6 and 100")?;
-        let eta_end = config.number_within("eta_end", 0.2, 0.0, 100.0, "between 0 and 100")?;
         let momentum = config.number_within("momentum", 0.9, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
         let warmup = config.number_within("warmup", 10.0, 0.0, 1e9, "between 0 and 1e9 merges")?;
         let cooldown = config.number_within("cooldown", 1.0 / 3.0, 0.0, 1.0, "between 0 and 1")?;
-        Ok(Nesterov::new(cooled(eta, eta_end, cooldown, round), momentum, warmup, round.version))
+        Ok(Nesterov::new(eta * cooled(cooldown, round), momentum, warmup, round.version))
     }
 
     /// η, μ_max and c as they are, for the fragment's merge number `version` + 1.
@@ -103,10 +108,14 @@ impl Nesterov {
     }
 }
 
-/// η in this round: constant until a share `cooldown` of the token budget is left, then linearly down to `eta_end`. A run without a budget has no end.
-fn cooled(eta: f64, eta_end: f64, cooldown: f64, round: &Round) -> f64 {
+/// What η is multiplied with in this round, the last `cooldown` of the token budget being cooler. A run without a budget has no end.
+fn cooled(cooldown: f64, round: &Round) -> f64 {
     let left = round.token_budget.saturating_sub(round.tokens_merged) as f64 / round.token_budget.max(1) as f64;
-    if round.token_budget > 0 && left < cooldown { eta_end + (eta - eta_end) * left / cooldown } else { eta }
+    if round.token_budget == 0 || left >= cooldown {
+        return 1.0;
+    }
+    let end = (SETTLED_MERGES / (round.version as f64 + 1.0)).min(1.0);
+    end + (1.0 - end) * left / cooldown
 }
 
 #[cfg(test)]
@@ -134,11 +143,14 @@ mod tests {
             let config = Config::parse(json.as_bytes(), Nesterov::FIELDS).expect(json);
             Nesterov::configured(&config, round).expect(json).eta()
         };
-        let halved = r#"{"eta":1,"eta_end":0.5,"cooldown":0.5}"#;
-        assert_eq!([0, 50, 75, 100, 200].map(|merged| eta(halved, &round(9, merged))), [1.0, 1.0, 0.75, 0.5, 0.5]);
-        assert_eq!([66, 100].map(|merged| eta("", &round(9, merged))), [0.7, 0.2], "the defaults");
-        assert_eq!(eta(r#"{"cooldown":0}"#, &round(9, 100)), 0.7, "no cooldown");
-        assert_eq!(eta("", &Round { token_budget: 0, ..round(9, 100) }), 0.7, "no budget");
+        // The fragment's merge number 60 ends at half of η, its merge number 25 where it was.
+        let json = r#"{"eta":1,"cooldown":0.5}"#;
+        assert_eq!([0, 50, 75, 100, 200].map(|merged| eta(json, &round(59, merged))), [1.0, 1.0, 0.75, 0.5, 0.5]);
+        assert_eq!(eta(json, &round(24, 100)), 1.0);
+        assert_eq!(eta("", &round(99, 66)), 0.7, "two thirds of the tokens by default");
+        assert!((eta("", &round(99, 100)) - 0.21).abs() < 1e-6);
+        assert_eq!(eta(r#"{"cooldown":0}"#, &round(99, 100)), 0.7, "no cooldown");
+        assert_eq!(eta("", &Round { token_budget: 0, ..round(99, 100) }), 0.7, "no budget");
     }
 
     #[test]
@@ -168,7 +180,6 @@ mod tests {
             r#"{"momentum":1}"#,
             r#"{"warmup":-1}"#,
             r#"{"cooldown":2}"#,
-            r#"{"eta_end":-1}"#,
             r#"{"eta":true}"#,
         ] {
             let config = Config::parse(json.as_bytes(), Nesterov::FIELDS).expect(json);
