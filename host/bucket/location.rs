@@ -7,6 +7,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,16 @@ pub struct Location {
     pub url: String,
     /// Endpoint of an S3 server other than AWS (MinIO, VersityGW, SeaweedFS, R2), addressed path-style; none: what `AWS_ENDPOINT_URL` says, or AWS.
     pub endpoint: Option<String>,
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)?;
+        match &self.endpoint {
+            Some(endpoint) => write!(f, " at {endpoint}"),
+            None => Ok(()),
+        }
+    }
 }
 
 enum Place {

@@ -1,9 +1,10 @@
 //! The bucket: where islands and syncers meet, and the only place where they do.
 //!
-//! `key` spells keys, `create` is the one primitive, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
+//! `key` spells keys, `create` is the one primitive, `doctor` tries whether a store has what this rests on, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
 //! [`Bucket`] is one run in one bucket, with one method per kind of object.
 
 mod create;
+pub mod doctor;
 mod frame;
 pub mod key;
 mod ledger;

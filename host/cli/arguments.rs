@@ -29,6 +29,8 @@ pub enum Command {
     Ledger(LedgerArguments),
     /// Recompute the merges of a run from the objects that its log names, and compare bytes
     Verify(VerifyArguments),
+    /// Prove in seconds that a store can be a bucket, and say what does not work where it cannot
+    Doctor(DoctorArguments),
     /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
     Sim(SimArguments),
     /// Continue a text with an exported model
@@ -223,4 +225,16 @@ pub struct SimArguments {
     /// How many seeds
     #[arg(long, default_value_t = 500)]
     pub seeds: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArguments {
+    /// The bucket: file:DIR, memory: or s3://BUCKET/PREFIX; what is written there is removed again
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
 }

@@ -12,6 +12,7 @@ mod arguments;
 mod assembly;
 mod audit;
 mod bench;
+mod doctor;
 mod export;
 mod fleet;
 mod role;
@@ -67,6 +68,7 @@ async fn dispatch(command: Command) -> Result<()> {
         Command::Sim(arguments) => tokio::task::spawn_blocking(move || bench::sim_command(&arguments))
             .await
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
+        Command::Doctor(arguments) => doctor::command(arguments).await,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

@@ -6,6 +6,7 @@ mod support;
 
 mod claim;
 mod create;
+mod doctor;
 mod log;
 mod object;
 mod server;

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "every test binary includes all of this and uses a part of it")]
 
+pub mod careless;
 pub mod flaky;
+pub mod forgetful;
 pub mod program;
 pub mod server;
 pub mod store;
