@@ -177,10 +177,18 @@ fn a_bucket_that_cannot_be_is_refused_and_not_made() {
         assert_refuses(&workshop, &format!("run spec.toml --out out --bucket {bucket}"), INVALID, expected);
         assert_refuses(&workshop, &format!("submit spec.toml --bucket {bucket}"), INVALID, expected);
     };
-    on("http://host/bucket", &["`http://host/bucket`: expected file:DIR, memory: or s3://BUCKET/PREFIX"]);
+    on(
+        "http://host/bucket",
+        &[
+            "`http://host/bucket`: expected file:DIR, memory:, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX",
+        ],
+    );
     on("s3://", &["found no bucket"]);
     on("file:file/bucket", &["file/bucket: the bucket's directory cannot be made"]);
     on("s3://bucket/x --endpoint http://127.0.0.1:1", &["environment variable AWS_ACCESS_KEY_ID is not set"]);
+    on("az://box/x --endpoint http://127.0.0.1:1/account", &["found no credentials", "AZURE_STORAGE_ACCOUNT_KEY"]);
+    on("az://box/x", &["az://box/x: cannot be opened", "AZURE_STORAGE_ACCOUNT_NAME"]);
+    on("gs://", &["expected gs://NAME or gs://NAME/PREFIX, found no bucket"]);
     on("s3://bucket/x --endpoint nonsense", &["--endpoint: expected a URL", "found `nonsense`"]);
     assert_refuses(&workshop, "submit spec.toml --bucket memory:", INVALID, &["memory: ends with this process"]);
     for command in
@@ -259,7 +267,7 @@ fn a_server_that_does_not_know_the_credentials_holds_nothing_new() {
     for server in servers() {
         let mut workshop = workshop("", SMALL);
         let wrong = |(name, value)| (name, if name == "AWS_SECRET_ACCESS_KEY" { "wrong".to_owned() } else { value });
-        workshop.set(server.environment().map(wrong));
+        workshop.set(server.environment().into_iter().map(wrong));
         let bucket = server.bucket();
         for place in [format!("s3://{bucket}/x"), "s3://never-made/x".to_owned()] {
             let run = format!("run spec.toml --out out --bucket {place} --endpoint {}", server.endpoint);

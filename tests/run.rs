@@ -11,7 +11,7 @@ use object_store::prefix::PrefixStore;
 use serde_json::Value;
 use support::program::{Ended, MEDIUM, Running, SMALL, Workshop, signal};
 use support::say;
-use support::server::{Server, servers};
+use support::server::{Server, azurite, servers};
 use support::store::on_server;
 use support::tape::{Fates, Tape};
 use tombolo::bucket::Bucket;
@@ -258,10 +258,10 @@ fn undisturbed_islands_are_all_merged_in_nearly_every_round() {
 
 fn whole_run_on(server: &Server) {
     let mut workshop = medium();
-    workshop.set(server.environment().into_iter().filter(|(name, _)| *name != "AWS_ENDPOINT_URL"));
+    workshop.set(server.credentials());
     // The bucket is not there yet: on servers other than AWS the first command makes it.
-    let name = format!("fresh-{}", server.bucket());
-    let bucket = format!("s3://{name}/some/where");
+    let name = server.fresh_name();
+    let bucket = format!("{}/some/where", server.url(&name));
     let place = format!("--endpoint {}", server.endpoint);
     workshop.run_well(&format!("run spec.toml --bucket {bucket} {place} --out out --report report.json"));
     let report = workshop.json("report.json");
@@ -283,6 +283,13 @@ fn whole_run_on(server: &Server) {
 #[test]
 fn a_whole_run_on_every_s3_server_trains_as_on_a_local_directory() {
     for server in servers() {
+        whole_run_on(server);
+    }
+}
+
+#[test]
+fn a_whole_run_on_azure_blob_storage_trains_as_on_a_local_directory() {
+    if let Some(server) = azurite() {
         whole_run_on(server);
     }
 }

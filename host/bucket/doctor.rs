@@ -46,9 +46,11 @@ const LARGE_BYTES: usize = 4 << 20;
 const PART_BYTES: usize = 5 << 20;
 /// Bytes of the object that is written in parts: one whole part and a shorter one.
 const PARTED_BYTES: usize = PART_BYTES + (256 << 10);
-/// Beats of the check on liveness, and the time between them.
-const BEATS: u64 = 10;
-const BEAT_EVERY: Duration = Duration::from_millis(100);
+/// Time between two overwrites of one object: as often as islands and syncers put their beats. Some stores (R2, Google's) allow one
+/// overwrite a second and put off the others, so faster ones would say nothing of how a run goes there.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// Versions of one object that are each read back, and beats of the check on liveness.
+const OVERWRITES: u64 = 6;
 /// Time between two looks of its reader.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A beat that has not moved for so long is taken for a dead syncer's (five beats of half a second).
@@ -202,8 +204,18 @@ pub async fn require_conditions(store: &dyn ObjectStore, place: &str) -> Result<
         Err(Trouble::Failed(error)) if error.kind() == Kind::Invalid => {
             Err(Error::invalid(format!("{place}: cannot be a bucket; `tombolo doctor` says more")).because(error))
         }
+        Err(Trouble::Failed(error)) if is_absent(&error) => {
+            Err(Error::invalid(format!("{place}: there is no such bucket; `tombolo bucket init` makes one"))
+                .because(error))
+        }
         Err(Trouble::Failed(error)) => Err(error),
     }
+}
+
+/// Whether a request failed because there is no bucket: of a put, nothing else is not found.
+fn is_absent(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<StoreError>());
+    matches!(source, Some(StoreError::NotFound { .. }))
 }
 
 /// Creates `key` twice with different bytes: the second time must be refused, and the first bytes must still be there.
@@ -371,7 +383,10 @@ impl Examination {
                 StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
                     Error::invalid("the store refuses the credentials, or does not let them write").because(error)
                 }
-                _ => Error::unavailable("the store does not answer; check its name and the endpoint").because(error),
+                _ => {
+                    Error::unavailable("nothing can be written there; check the name, the endpoint and the credentials")
+                        .because(error)
+                }
             });
         }
         let stored = self.get(&key).await.map_err(|e| {
@@ -426,15 +441,16 @@ impl Examination {
 
     async fn read_after_overwrite(&mut self) -> Found {
         let key = self.mark(self.keys.single("card"));
-        let (began, mut written) = (clock::now(), 0);
-        while more_writes(written, began) {
-            let body = small(&key, written);
-            if self.put_and_get(&key, &body).await? != body {
-                return wrong(format!("after {written} overwrites an earlier version came back"));
+        for version in 0..OVERWRITES {
+            if version > 0 {
+                clock::sleep(BEAT_EVERY).await;
             }
-            written += 1;
+            let body = small(&key, version);
+            if self.put_and_get(&key, &body).await? != body {
+                return wrong(format!("after {version} overwrites an earlier version came back"));
+            }
         }
-        Ok(format!("{written} versions of one object, each read right after it was written"))
+        Ok(format!("{OVERWRITES} versions of one object, each read right after it was written"))
     }
 
     /// Every object must be in the next listing that starts after the object before it. Whether the store leaves out what lies before is
@@ -521,7 +537,7 @@ impl Examination {
         let key = self.mark(self.keys.single("beat"));
         self.store.put(&key, Bytes::from("0").into()).await?;
         let writer = async {
-            for counter in 1..=BEATS {
+            for counter in 1..=OVERWRITES {
                 clock::sleep(BEAT_EVERY).await;
                 self.store.put(&key, Bytes::from(counter.to_string()).into()).await?;
             }
@@ -529,7 +545,7 @@ impl Examination {
         };
         let reader = async {
             let (mut last, mut moved, mut longest, mut seen) = (0, clock::now(), Duration::ZERO, 0);
-            while last < BEATS {
+            while last < OVERWRITES {
                 clock::sleep(LOOK_EVERY).await;
                 let text = self.get(&key).await?;
                 let counter = std::str::from_utf8(&text).ok().and_then(|text| text.parse::<u64>().ok());
@@ -555,7 +571,7 @@ impl Examination {
         let (written, read) = futures::future::join(writer, reader).await;
         let (seen, longest) = read?;
         written?;
-        Ok(format!("{seen} of {BEATS} beats seen, and never still for more than {:.0} ms", clock::ms(longest)))
+        Ok(format!("{seen} of {OVERWRITES} beats seen, and never still for more than {:.0} ms", clock::ms(longest)))
     }
 
     /// Deletes everything that was written, and looks whether it is gone.

@@ -160,7 +160,7 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     let spec = read_spec(&arguments.spec)?;
     let location = Location { url: arguments.bucket, endpoint: arguments.server.endpoint };
     if location.is_memory()? {
-        return Err(Error::invalid("memory: ends with this process; expected file:DIR or s3://BUCKET/PREFIX"));
+        return Err(Error::invalid("memory: ends with this process; expected a bucket that other processes reach"));
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
     let run = draft.submit(open_for_writing(&location, true).await?).await?;

@@ -26,7 +26,7 @@ fn a_store_that_can_be_a_bucket_passes_every_check_and_keeps_nothing() {
         assert_eq!(told, report.findings, "every finding is told once, in order");
         assert!(report.is_fit() && report.failed().is_empty());
         let measured = report.measured;
-        assert!(measured.put.requests >= 16 && measured.get.requests == measured.put.requests, "{measured:?}");
+        assert!(measured.put.requests >= 14 && measured.get.requests == measured.put.requests, "{measured:?}");
         assert!(measured.put.median_ms <= measured.put.p99_ms, "{measured:?}");
         assert_eq!(measured.lost_create.requests, 8 * 15, "of sixteen racers fifteen lose");
         assert!(measured.up_mb_per_s > 0.0 && measured.down_mb_per_s > 0.0);
