@@ -12,6 +12,7 @@ mod arguments;
 mod assembly;
 mod audit;
 mod bench;
+mod bucket;
 mod doctor;
 mod export;
 mod fleet;
@@ -69,6 +70,7 @@ async fn dispatch(command: Command) -> Result<()> {
             .await
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
         Command::Doctor(arguments) => doctor::command(arguments).await,
+        Command::Bucket(arguments) => bucket::command(arguments).await,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

@@ -9,6 +9,7 @@ mod create;
 mod doctor;
 mod log;
 mod object;
+mod provision;
 mod server;
 
 use std::sync::Arc;
