@@ -7,6 +7,7 @@
 mod client;
 mod create;
 pub mod doctor;
+mod examination;
 mod frame;
 pub mod key;
 mod ledger;
