@@ -80,6 +80,12 @@ impl Error {
         self
     }
 
+    /// Says in front where it happened.
+    pub fn at(mut self, place: &str) -> Error {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// What the error asks of the operator.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -262,10 +262,13 @@ impl Spec {
             && self.run.len() <= 64
             && !self.run.starts_with('-')
             && self.run.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-            && self.run != "policy";
+            && !["policy", "doctor"].contains(&self.run.as_str());
         want(
             name_ok,
-            format!("run: expected 1 to 64 lower-case letters, digits and dashes, not `policy`; found `{}`", self.run),
+            format!(
+                "run: expected 1 to 64 lower-case letters, digits and dashes, neither `policy` nor `doctor`; found `{}`",
+                self.run
+            ),
         );
         want(self.tokens > 0, "tokens: expected at least 1, found 0".into());
         want((1..=1024).contains(&self.islands), format!("islands: expected 1 to 1024, found {}", self.islands));
@@ -436,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_run_name_cannot_leave_its_place_in_the_bucket() {
-        for name in ["", "a/b", "..", "A", "policy", "-x"] {
+        for name in ["", "a/b", "..", "A", "policy", "doctor", "-x"] {
             let spec = Spec { run: name.into(), ..Spec::default() };
             assert!(spec.check("x").is_err(), "{name}");
         }

@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use aws_sdk_s3::error::DisplayErrorContext;
+use support::forgetful::{BUCKET, Forgetful};
 use support::program::{SMALL, Workshop};
 use support::server::servers;
 
@@ -176,13 +177,23 @@ fn a_bucket_that_cannot_be_is_refused_and_not_made() {
         assert_refuses(&workshop, &format!("run spec.toml --out out --bucket {bucket}"), INVALID, expected);
         assert_refuses(&workshop, &format!("submit spec.toml --bucket {bucket}"), INVALID, expected);
     };
-    on("http://host/bucket", &["`http://host/bucket`: expected file:DIR, memory: or s3://BUCKET/PREFIX"]);
+    on(
+        "http://host/bucket",
+        &[
+            "`http://host/bucket`: expected file:DIR, memory:, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX",
+        ],
+    );
     on("s3://", &["found no bucket"]);
     on("file:file/bucket", &["file/bucket: the bucket's directory cannot be made"]);
     on("s3://bucket/x --endpoint http://127.0.0.1:1", &["environment variable AWS_ACCESS_KEY_ID is not set"]);
+    on("az://box/x --endpoint http://127.0.0.1:1/account", &["found no credentials", "AZURE_STORAGE_ACCOUNT_KEY"]);
+    on("az://box/x", &["az://box/x: cannot be opened", "AZURE_STORAGE_ACCOUNT_NAME"]);
+    on("gs://", &["expected gs://NAME or gs://NAME/PREFIX, found no bucket"]);
     on("s3://bucket/x --endpoint nonsense", &["--endpoint: expected a URL", "found `nonsense`"]);
     assert_refuses(&workshop, "submit spec.toml --bucket memory:", INVALID, &["memory: ends with this process"]);
-    for command in ["status nowhere", "island nowhere --name a", "syncer nowhere", "export nowhere out"] {
+    for command in
+        ["status nowhere", "island nowhere --name a", "syncer nowhere", "export nowhere out", "doctor nowhere"]
+    {
         assert_refuses(&workshop, command, INVALID, &["nowhere: expected a directory that is a bucket"]);
     }
     fs::create_dir(workshop.path("hollow")).expect("a folder");
@@ -209,6 +220,7 @@ fn a_server_that_refuses_is_unavailable_within_seconds() {
         format!("island {place} --name a"),
         format!("syncer {place}"),
         format!("export {place} out"),
+        format!("doctor {place}"),
     ];
     for command in commands {
         assert_refuses(&workshop, &command, UNAVAILABLE, &["check", "endpoint", "refused"]);
@@ -216,11 +228,46 @@ fn a_server_that_refuses_is_unavailable_within_seconds() {
 }
 
 #[test]
+fn a_store_that_ignores_conditions_is_refused_by_every_role_and_doctor_says_what_would_not_work() {
+    let mut workshop = workshop("", SMALL);
+    workshop.run_well(SUBMIT);
+    let server = Forgetful::serving(&workshop.path("bucket"));
+    let before = server.objects();
+    assert!(before.contains_key("small/run.json"), "a run is there for roles to be taken in");
+    workshop.set([("AWS_ACCESS_KEY_ID", "key".to_owned()), ("AWS_SECRET_ACCESS_KEY", "secret".to_owned())]);
+    let place = format!("s3://{BUCKET} --endpoint {}", server.endpoint);
+    let said =
+        ["expected a store that creates an object only if it is absent", "replaced the bytes", "`tombolo doctor`"];
+    for command in [
+        format!("run spec.toml --out out --bucket {place}"),
+        format!("submit spec.toml --bucket {place}"),
+        format!("island {place} --name anna"),
+        format!("syncer {place}"),
+    ] {
+        let expected = [&said[..], &[&server.endpoint, BUCKET]].concat();
+        assert_refuses(&workshop, &command, INVALID, &expected);
+        assert_eq!(server.objects(), before, "`{command}` changed something");
+    }
+    // Who only reads is let in.
+    workshop.run_well(&format!("ledger {place}"));
+
+    let ended = workshop.run(&format!("doctor {place}"));
+    let error = ended.error(INVALID);
+    assert!(error.contains("create if absent, racing creates"), "{error}");
+    for line in
+        ["ok     answers", "FAILS  create if absent", "without it: every commit can be overwritten", "ok     liveness"]
+    {
+        assert!(ended.stdout.contains(line), "expected `{line}` in: {}", ended.stdout);
+    }
+    assert_eq!(server.objects(), before, "doctor removes what it wrote");
+}
+
+#[test]
 fn a_server_that_does_not_know_the_credentials_holds_nothing_new() {
     for server in servers() {
         let mut workshop = workshop("", SMALL);
         let wrong = |(name, value)| (name, if name == "AWS_SECRET_ACCESS_KEY" { "wrong".to_owned() } else { value });
-        workshop.set(server.environment().map(wrong));
+        workshop.set(server.environment().into_iter().map(wrong));
         let bucket = server.bucket();
         for place in [format!("s3://{bucket}/x"), "s3://never-made/x".to_owned()] {
             let run = format!("run spec.toml --out out --bucket {place} --endpoint {}", server.endpoint);

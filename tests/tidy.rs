@@ -346,6 +346,7 @@ fn only_one_file_of_the_protocol_spells_keys() {
         "card.json",
         "checkpoint/",
         "data/",
+        "doctor/",
         "fragment/",
         "incarnation/",
         "island/",

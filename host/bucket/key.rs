@@ -27,6 +27,14 @@ pub fn is_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
+/// First parts of keys that belong to no run.
+const RESERVED: [&str; 2] = ["policy", "doctor"];
+
+/// Whether `name` may be the name of a run: one that may stand in a key and is the first part of no other kind of key.
+pub fn is_run_name(name: &str) -> bool {
+    is_name(name) && !RESERVED.contains(&name)
+}
+
 /// Whether `text` is a SHA-256 as 64 lower-case hexadecimal digits.
 pub fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -45,13 +53,55 @@ pub fn policy(hash: &str) -> Path {
     Path::from(format!("policy/{hash}.wasm"))
 }
 
+/// The folder of all examinations of the store; nothing in it outlives its examination on purpose.
+pub fn doctors() -> Path {
+    Path::from("doctor")
+}
+
+/// Makes the keys of one examination of a store, all below `doctor/<nonce>`.
+#[derive(Debug, Clone)]
+pub struct DoctorKeys {
+    folder: String,
+}
+
+impl DoctorKeys {
+    /// Keys of the examination with this nonce.
+    pub fn new(nonce: &str) -> DoctorKeys {
+        DoctorKeys { folder: format!("{}/{nonce}", doctors()) }
+    }
+
+    fn key(&self, rest: std::fmt::Arguments<'_>) -> Path {
+        Path::from(format!("{}/{rest}", self.folder))
+    }
+
+    /// The folder of everything that the examination writes.
+    pub fn folder(&self) -> Path {
+        Path::from(self.folder.as_str())
+    }
+
+    /// A key that is written and read back.
+    pub fn single(&self, name: &str) -> Path {
+        self.key(format_args!("{name}.json"))
+    }
+
+    /// One of the keys that are numbered within a folder of their own.
+    pub fn numbered(&self, folder: &str, n: u64) -> Path {
+        self.key(format_args!("{folder}/{n:020}.json"))
+    }
+
+    /// The folder of numbered keys.
+    pub fn numbers(&self, folder: &str) -> Path {
+        self.key(format_args!("{folder}"))
+    }
+}
+
 impl Keys {
     /// Keys of run `run`, whose name the spec has checked.
     ///
     /// # Panics
     /// `run` is not a valid name.
     pub fn new(run: &str) -> Keys {
-        assert!(is_name(run) && run != "policy", "the spec has checked the run's name");
+        assert!(is_run_name(run), "the spec has checked the run's name");
         Keys { run: run.to_string() }
     }
 
@@ -236,6 +286,16 @@ mod tests {
                 prop_assert_eq!(keys.offer(&id), Path::from(format!("run-1/offer/{text}")));
             }
         }
+    }
+
+    #[test]
+    fn an_examination_writes_below_a_name_that_no_run_can_have() {
+        let keys = DoctorKeys::new("ab12");
+        for key in [keys.folder(), keys.single("card"), keys.numbered("race", 3), keys.numbers("race")] {
+            assert_eq!(key.parts().next(), doctors().parts().next(), "{key}");
+            assert!(key.prefix_matches(&keys.folder()), "{key}");
+        }
+        assert!(!is_run_name(doctors().as_ref()) && is_name(doctors().as_ref()));
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! The bucket: where islands and syncers meet, and the only place where they do.
 //!
-//! `key` spells keys, `create` is the one primitive, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
+//! `key` spells keys, `create` is the one primitive, `doctor` tries whether a store has what this rests on, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
+//! `location`, `client` and `provision` know where buckets can be.
 //! [`Bucket`] is one run in one bucket, with one method per kind of object.
 
+mod client;
 mod create;
+pub mod doctor;
+mod examination;
 mod frame;
 pub mod key;
 mod ledger;
 mod location;
 pub mod payload;
+pub mod provision;
 pub mod record;
 mod run;
 mod tail;

@@ -391,7 +391,9 @@ impl Bucket {
             listing.map_ok(|meta| meta.location).try_collect().await;
         match listed {
             Ok(keys) => {
-                let mut claims: Vec<(u64, u32)> = keys.iter().filter_map(|key| self.keys.parse_block(key)).collect();
+                // Azurite ignores where a listing is to start.
+                let claims = keys.iter().filter_map(|key| self.keys.parse_block(key)).filter(|(b, _)| *b >= block);
+                let mut claims: Vec<(u64, u32)> = claims.collect();
                 claims.sort_unstable();
                 Ok(claims)
             }

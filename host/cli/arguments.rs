@@ -29,6 +29,10 @@ pub enum Command {
     Ledger(LedgerArguments),
     /// Recompute the merges of a run from the objects that its log names, and compare bytes
     Verify(VerifyArguments),
+    /// Prove in seconds that a store can be a bucket, and say what does not work where it cannot
+    Doctor(DoctorArguments),
+    /// Make a bucket, with the lifecycle rules that its store takes
+    Bucket(BucketArguments),
     /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
     Sim(SimArguments),
     /// Continue a text with an exported model
@@ -40,7 +44,8 @@ pub enum Command {
 /// Where a bucket is.
 #[derive(Debug, Clone, Args)]
 pub struct Server {
-    /// Endpoint of an S3 server other than AWS, such as http://127.0.0.1:9000 (MinIO); addressed path-style
+    /// Endpoint of a server other than the cloud's own: http://127.0.0.1:9000 (MinIO and other S3 servers, addressed path-style),
+    /// http://127.0.0.1:10000/devstoreaccount1 (Azurite)
     #[arg(long, value_name = "URL", env = "TOMBOLO_ENDPOINT")]
     pub endpoint: Option<String>,
 }
@@ -72,7 +77,8 @@ pub struct SpecArguments {
 pub struct RunArguments {
     #[command(flatten)]
     pub spec: SpecArguments,
-    /// Where the islands meet: file:DIR, memory: (islands in this process) or s3://BUCKET/PREFIX with the AWS environment variables
+    /// Where the islands meet: file:DIR, memory: (islands in this process), s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    /// with the environment variables of the cloud
     #[arg(long, value_name = "URL")]
     pub bucket: Option<String>,
     #[command(flatten)]
@@ -89,7 +95,7 @@ pub struct RunArguments {
 pub struct SubmitArguments {
     #[command(flatten)]
     pub spec: SpecArguments,
-    /// The bucket: file:DIR or s3://BUCKET/PREFIX
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
     #[arg(long, value_name = "URL")]
     pub bucket: String,
     #[command(flatten)]
@@ -99,7 +105,7 @@ pub struct SubmitArguments {
 /// One run of one bucket.
 #[derive(Debug, Clone, Args)]
 pub struct Target {
-    /// The bucket: file:DIR or s3://BUCKET/PREFIX
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
     #[arg(value_name = "BUCKET")]
     pub bucket: String,
     /// Name of the run; may be left out where the bucket holds one
@@ -223,4 +229,37 @@ pub struct SimArguments {
     /// How many seeds
     #[arg(long, default_value_t = 500)]
     pub seeds: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArguments {
+    /// The bucket: file:DIR, memory:, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX; what is written there is removed again
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct BucketArguments {
+    #[command(subcommand)]
+    pub command: BucketCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum BucketCommand {
+    /// Make the bucket if it is absent, set lifecycle rules as a backstop, and say which of them the store took
+    Init(BucketInitArguments),
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct BucketInitArguments {
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
 }

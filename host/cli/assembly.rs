@@ -1,7 +1,7 @@
 //! Putting the parts of a role together: a bucket from its URL, a run from its record, an island's engine, a syncer's policies.
 
 use crate::bucket::record::{PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Location};
+use crate::bucket::{Bucket, Location, doctor};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, CorpusLimits, Source};
 use crate::error::{Error, Result};
@@ -12,6 +12,7 @@ use crate::outer::Fragments;
 use crate::policy::{Limits, Policy, Runtime};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Desk;
+use object_store::ObjectStore;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model, Trainer};
@@ -67,7 +68,27 @@ pub struct Run {
     pub fragments: Arc<Fragments>,
 }
 
+/// Opens a bucket to write to it, made where it is absent if `create` is set: a store that ignores conditions is refused here.
+///
+/// # Errors
+/// As [`Location::open`]; Invalid: the store cannot be a bucket.
+pub async fn open_for_writing(location: &Location, create: bool) -> Result<Arc<dyn ObjectStore>> {
+    let store = location.open(create).await?;
+    doctor::require_conditions(&*store, &location.to_string()).await?;
+    Ok(store)
+}
+
 impl Run {
+    /// Opens the run called `name`, or the only one of the bucket, to take a role in it.
+    ///
+    /// # Errors
+    /// As [`Run::open`]; Invalid: the store ignores conditions, and no role is safe there.
+    pub async fn enter(location: &Location, name: Option<&str>) -> Result<Run> {
+        let run = Run::open(location, name).await?;
+        doctor::require_conditions(&**run.bucket.store(), &location.to_string()).await?;
+        Ok(run)
+    }
+
     /// Opens the run called `name`, or the only one of the bucket.
     ///
     /// # Errors
@@ -198,9 +219,7 @@ pub async fn run_names(store: &Arc<dyn object_store::ObjectStore>) -> Result<Vec
     })?;
     let mut names = Vec::new();
     for prefix in listed.common_prefixes {
-        let Some(name) = prefix.filename().filter(|n| crate::bucket::key::is_name(n) && *n != "policy") else {
-            continue;
-        };
+        let Some(name) = prefix.filename().filter(|n| crate::bucket::key::is_run_name(n)) else { continue };
         if store.head(&crate::bucket::Keys::new(name).run()).await.is_ok() {
             names.push(name.to_string());
         }

@@ -12,6 +12,8 @@ mod arguments;
 mod assembly;
 mod audit;
 mod bench;
+mod bucket;
+mod doctor;
 mod export;
 mod fleet;
 mod role;
@@ -67,6 +69,8 @@ async fn dispatch(command: Command) -> Result<()> {
         Command::Sim(arguments) => tokio::task::spawn_blocking(move || bench::sim_command(&arguments))
             .await
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
+        Command::Doctor(arguments) => doctor::command(arguments).await,
+        Command::Bucket(arguments) => bucket::command(arguments).await,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

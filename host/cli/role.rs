@@ -57,7 +57,7 @@ fn sink(supervised: bool) -> Sink {
 /// `tombolo island`.
 pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     let drain = drained(arguments.supervised)?;
-    let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let run = Run::enter(&location(&arguments.target), arguments.target.run.as_deref()).await?;
     let runtime = policy_runtime()?;
     let threads = arguments.threads.unwrap_or_else(cores);
     let sink = sink(arguments.supervised);
@@ -90,7 +90,7 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
 /// `tombolo syncer`.
 pub async fn syncer_command(arguments: SyncerArguments) -> Result<()> {
     let drain = drained(arguments.supervised)?;
-    let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let run = Run::enter(&location(&arguments.target), arguments.target.run.as_deref()).await?;
     let runtime = policy_runtime()?;
     let sink = sink(arguments.supervised);
     let desk = run.desk(&runtime, arguments.threads.unwrap_or_else(cores), sink.clone()).await?;

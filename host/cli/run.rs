@@ -2,7 +2,7 @@
 //! `memory:`), relaunched when they die, watched through their events and the log; at the end a summary, a picture, a sample, the model.
 
 use super::arguments::RunArguments;
-use super::assembly::{Run, cores, policy_runtime, run_names};
+use super::assembly::{Run, cores, open_for_writing, policy_runtime, run_names};
 use super::export::{committed_model, continue_text, current_ledger, write_model};
 use super::fleet::Fleet;
 use super::submit::{Draft, read_spec};
@@ -52,7 +52,7 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
         return Err(Error::invalid(format!("--out {}: expected a folder or a free name, found a file", out.display())));
     }
     let draft = Draft::new(&spec, &runtime)?;
-    let store = location.open(true).await?;
+    let store = open_for_writing(&location, true).await?;
     let fresh_name = arguments.bucket.is_none() && arguments.spec.run.is_none();
     if fresh_name {
         spec.run = next_name(&store, &spec.run).await?;

@@ -4,7 +4,7 @@
 //! command completes. Two machines that submit the same run at once end up with one.
 
 use super::arguments::{SpecArguments, SubmitArguments};
-use super::assembly::{Run, cores, open_corpus, policy_runtime, policy_wasm};
+use super::assembly::{Run, cores, open_corpus, open_for_writing, policy_runtime, policy_wasm};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::bucket::{Bucket, Location};
 use crate::data::{Blocks, Corpus};
@@ -160,10 +160,10 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
     let spec = read_spec(&arguments.spec)?;
     let location = Location { url: arguments.bucket, endpoint: arguments.server.endpoint };
     if location.is_memory()? {
-        return Err(Error::invalid("memory: ends with this process; expected file:DIR or s3://BUCKET/PREFIX"));
+        return Err(Error::invalid("memory: ends with this process; expected a bucket that other processes reach"));
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
-    let run = draft.submit(location.open(true).await?).await?;
+    let run = draft.submit(open_for_writing(&location, true).await?).await?;
     say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
         run.record.spec.run,

@@ -6,8 +6,10 @@ mod support;
 
 mod claim;
 mod create;
+mod doctor;
 mod log;
 mod object;
+mod provision;
 mod server;
 
 use std::sync::Arc;

@@ -1,8 +1,10 @@
-//! What integration tests share: real S3 servers on loopback, and what must not be missing.
+//! What integration tests share: real servers on loopback, and what must not be missing.
 
 #![allow(dead_code, reason = "every test binary includes all of this and uses a part of it")]
 
+pub mod careless;
 pub mod flaky;
+pub mod forgetful;
 pub mod program;
 pub mod server;
 pub mod store;
@@ -12,7 +14,7 @@ use std::env;
 use std::io::{self, Write};
 
 /// Whether this machine was declared to have `name`: the environment variable `TOMBOLO_REQUIRE`
-/// lists, separated by commas, what must be there (`versitygw`, `seaweedfs`, `minio`, `guests`). CI
+/// lists, separated by commas, what must be there (`versitygw`, `seaweedfs`, `minio`, `azurite`, `guests`). CI
 /// sets it, so that nothing is passed over there.
 pub fn required(name: &str) -> bool {
     env::var("TOMBOLO_REQUIRE").is_ok_and(|list| list.split(',').any(|item| item.trim() == name))

