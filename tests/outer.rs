@@ -1,5 +1,9 @@
 //! The outer loop, small enough to check by hand: real islands, a real syncer, the bundled policies, a store in memory, virtual time.
 
+#[path = "outer/firewall.rs"]
+mod firewall;
+mod support;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};

@@ -6,6 +6,11 @@
 //! would be merged one at a time. **Breadth before freshness**: the window is at least as long as the islands that keep up have needed lately,
 //! up to [`GRACE_STEPS_MAX`] steps; rounds are then further apart, and nobody waits for it but the round itself.
 //!
+//! An offer that is turned down (refused, or from too old a base) never counts towards the quorum, but its island has answered: it cannot offer
+//! for that round again, and is not waited for. Where a round has too few offers for its quorum and such answers are all that is still to be had
+//! within the window, it is **skipped**: closed without a merge, so that every island learns what became of its offer and offers for the
+//! fragment's next round.
+//!
 //! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; one that does not is not waited for,
 //! but merged whenever its offer is there in time.
 
@@ -75,6 +80,8 @@ pub enum Decision {
     Wait(Duration),
     /// Close the next round with the offers that are in, for this reason.
     Close(String),
+    /// Close the next round without a merge, for this reason.
+    Skip(String),
 }
 
 #[derive(Debug, Clone)]
@@ -94,8 +101,8 @@ pub struct Machine {
     rules: Rules,
     /// Offers that may be merged, of rounds not committed yet, with the time when each was seen.
     good: BTreeMap<OfferId, (Facts, Instant)>,
-    /// Fates that the next commit has to carry.
-    pending: Vec<OfferRecord>,
+    /// Fates that the next entry has to carry, with the time when each offer was seen.
+    pending: Vec<(OfferRecord, Instant)>,
     seen: BTreeSet<OfferId>,
     islands: BTreeMap<String, Island>,
     quorum_ms: f64,
@@ -137,9 +144,9 @@ impl Machine {
             return;
         }
         match verdict {
-            Verdict::Decided(record) => self.pending.push(record),
+            Verdict::Decided(record) => self.pending.push((record, now)),
             Verdict::Good(facts) if id.incarnation < newest_incarnation => {
-                self.pending.push(facts.record(0.0, Fate::Superseded));
+                self.pending.push((facts.record(0.0, Fate::Superseded), now));
             }
             Verdict::Good(facts) => {
                 self.good.insert(id.clone(), (facts, now));
@@ -154,8 +161,14 @@ impl Machine {
         let newest = self.good.keys().filter(|o| same(o)).map(|o| o.incarnation).max().unwrap_or(0);
         let old: Vec<OfferId> = self.good.keys().filter(|o| same(o) && o.incarnation < newest).cloned().collect();
         for id in old {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            self.pending.push(facts.record(0.0, Fate::Superseded));
+            self.turn_down(&id, Fate::Superseded);
+        }
+    }
+
+    /// A good offer gets another fate.
+    fn turn_down(&mut self, id: &OfferId, fate: Fate) {
+        if let Some((facts, at)) = self.good.remove(id) {
+            self.pending.push((facts.record(0.0, fate), at));
         }
     }
 
@@ -219,37 +232,51 @@ impl Machine {
     pub fn decide(&self, ledger: &Ledger, now: Instant) -> Decision {
         let round = ledger.next_round;
         let mut seen: Vec<Instant> = self.of_round(round).map(|(_, (_, at))| *at).collect();
-        if seen.len() < self.rules.quorum {
-            return Decision::Idle;
-        }
         seen.sort();
-        let quorum_at = seen[self.rules.quorum - 1];
+        // Where too few may be merged, the window is counted from the first answer that was turned down; without one there is nothing to end.
+        let quorum = seen.get(self.rules.quorum - 1).copied();
+        let Some(from) = quorum.or_else(|| self.turned_down(round).map(|(_, at)| *at).min()) else {
+            return Decision::Idle;
+        };
         let wait = |until: Instant| Decision::Wait(until - now);
+        let end = |reason: String| match quorum {
+            Some(_) => Decision::Close(reason),
+            None => Decision::Skip(format!("{} of {} offers may be merged; {reason}", seen.len(), self.rules.quorum)),
+        };
         if let Some(due) = self.due_at
             && now < due
         {
             return wait(due);
         }
-        if ledger.rounds_committed() == 0 && seen.len() < self.rules.islands && now - quorum_at < GRACE_UNKNOWN {
-            return wait(quorum_at + GRACE_UNKNOWN);
+        let answers = seen.len() + self.turned_down(round).count();
+        if ledger.rounds_committed() == 0 && answers < self.rules.islands && now - from < GRACE_UNKNOWN {
+            return wait(from + GRACE_UNKNOWN);
         }
-        let missing: Vec<&str> = self
-            .expected(now)
-            .into_iter()
-            .filter(|name| !self.of_round(round).any(|(id, _)| id.island == **name))
-            .collect();
-        if missing.is_empty() {
-            return Decision::Close("every island that keeps up is in".into());
+        let expected = self.expected(now);
+        // A skip has no hurry: where nobody is known who could have answered, its round stays open for the whole window.
+        let known = quorum.is_some() || !expected.is_empty();
+        let missing: Vec<&str> = expected.into_iter().filter(|name| !self.has_answered(name, round)).collect();
+        if missing.is_empty() && known {
+            return end("every island that keeps up is in".into());
         }
         let grace = self.grace(now);
-        if now - quorum_at >= grace {
-            return Decision::Close(format!(
-                "the grace window of {:.0} ms is over without {}",
-                clock::ms(grace),
-                missing.join(", ")
-            ));
+        if now - from >= grace {
+            let without = if missing.is_empty() { String::new() } else { format!(" without {}", missing.join(", ")) };
+            return end(format!("the grace window of {:.0} ms is over{without}", clock::ms(grace)));
         }
-        wait(quorum_at + grace)
+        wait(from + grace)
+    }
+
+    /// Whether an island has offered for a round, or cannot any more in its present life.
+    fn has_answered(&self, name: &str, round: u64) -> bool {
+        let life = self.islands.get(name).map_or(0, |island| island.beat.0);
+        self.of_round(round).any(|(id, _)| id.island == name)
+            || self.turned_down(round).any(|(record, _)| record.id.island == name && record.id.incarnation >= life)
+    }
+
+    /// Offers for a round that were turned down, and whose islands wait for its end. One that a newer life supersedes has nobody who waits.
+    fn turned_down(&self, round: u64) -> impl Iterator<Item = &(OfferRecord, Instant)> {
+        self.pending.iter().filter(move |(record, _)| record.id.round == round && record.fate != Fate::Superseded)
     }
 
     fn of_round(&self, round: u64) -> impl Iterator<Item = (&OfferId, &(Facts, Instant))> {
@@ -263,17 +290,17 @@ impl Machine {
 
     /// An offer turned out not to be fit when its round was merged.
     pub fn refuse(&mut self, id: &OfferId, reason: &str) {
-        if let Some((facts, _)) = self.good.remove(id) {
-            self.pending.push(facts.record(0.0, Fate::Refused(reason.to_string())));
-        }
+        self.turn_down(id, Fate::Refused(reason.to_string()));
     }
 
-    /// Fates of other offers that the next commit carries.
+    /// Fates of other offers that the next entry carries: first those of the round that it closes.
     pub fn pending(&self, ledger: &Ledger) -> Vec<OfferRecord> {
         let open = ledger.open_rounds();
         let fresh =
             |r: &&OfferRecord| !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation) && r.id.round < open.end;
-        self.pending.iter().filter(fresh).take(RECORDS_MAX).cloned().collect()
+        let mut records: Vec<&OfferRecord> = self.pending.iter().map(|(record, _)| record).filter(fresh).collect();
+        records.sort_by_key(|r| r.id.round != open.start);
+        records.into_iter().take(RECORDS_MAX).cloned().collect()
     }
 
     /// The pace that a commit made now carries.
@@ -311,42 +338,57 @@ impl Machine {
                 }
             }
         }
-        let absent: Vec<String> =
-            self.expected(now).iter().filter(|n| !seen.iter().any(|(s, _)| s == *n)).map(|n| n.to_string()).collect();
-        for name in absent {
-            self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
-        }
+        self.closed(|name| seen.iter().any(|(s, _)| s == name), closed_at, now);
         self.sync_ms = average(self.sync_ms, clock::ms(now - closed_at));
         if let Some(before) = self.committed_at {
             self.spacing_ms = average(self.spacing_ms, clock::ms(now - before));
         }
         self.committed_at = Some(now);
+        self.settle(ledger);
+    }
+
+    /// A round was skipped (by this syncer): `closed_at` is when that was decided.
+    pub fn skipped(&mut self, round: u64, ledger: &Ledger, closed_at: Instant, now: Instant) {
+        let good: Vec<String> = self.of_round(round).map(|(id, _)| id.island.clone()).collect();
+        self.closed(|name| good.iter().any(|g| g == name), closed_at, now);
+        self.settle(ledger);
+    }
+
+    /// Books the end of a round, to which the islands of `was_in` have brought an offer that may be merged.
+    fn closed(&mut self, was_in: impl Fn(&str) -> bool, closed_at: Instant, now: Instant) {
+        let absent: Vec<String> = self.expected(now).iter().filter(|n| !was_in(n)).map(|n| n.to_string()).collect();
+        for name in absent {
+            self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
+        }
         let apart = Duration::from_secs_f64(
             self.rules.sync_steps as f64 * self.step_ms(now) / self.rules.fragments as f64 / 1000.0,
         );
         // Behind the clock by one round at most, so that jitter does not add up and a long pause is not made up for.
         self.due_at = Some(self.due_at.map_or(closed_at + apart, |due| (due + apart).max(closed_at)));
-        self.settle(ledger);
     }
 
     /// Drops what has its fate: called after every entry that was read.
     pub fn settle(&mut self, ledger: &Ledger) {
         let late: Vec<OfferId> = self.good.keys().take_while(|id| id.round < ledger.next_round).cloned().collect();
         for id in late {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            if !ledger.is_decided(id.round, &id.island, id.incarnation) {
-                self.pending.push(facts.record(0.0, Fate::Late));
+            if ledger.is_decided(id.round, &id.island, id.incarnation) {
+                self.good.remove(&id);
+            } else {
+                self.turn_down(&id, Fate::Late);
             }
         }
         let outranked =
             |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
         let superseded: Vec<OfferId> = self.good.keys().filter(|id| outranked(id)).cloned().collect();
         for id in superseded {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            self.pending.push(facts.record(0.0, Fate::Superseded));
+            self.turn_down(&id, Fate::Superseded);
         }
         let oldest = ledger.next_round.saturating_sub(crate::bucket::MEMORY_ROUNDS);
-        self.pending.retain(|r| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));
+        self.pending
+            .retain(|(r, _)| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));
         self.seen.retain(|id| id.round >= oldest);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,9 @@
 use super::machine::{Decision, Machine, Rules};
 use super::merge::{RoundInput, merge_round};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
-use crate::bucket::record::{Beat, Body, Commit, Entry, FORMAT, Fate, IslandState, OfferRecord, RunRecord, Version};
+use crate::bucket::record::{
+    Beat, Body, Commit, Entry, FORMAT, Fate, IslandState, OfferRecord, RunRecord, Skip, Version,
+};
 use crate::bucket::{Bucket, Created, Ledger, MEMORY_ROUNDS, OfferId, Tail};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
@@ -248,6 +250,10 @@ impl Syncer {
                 self.close(reason, now).await?;
                 Ok(Next::Again(Duration::ZERO))
             }
+            Decision::Skip(reason) => {
+                self.skip(reason, now).await?;
+                Ok(Next::Again(Duration::ZERO))
+            }
             Decision::Wait(until) => Ok(Next::Again(until.min(self.poll_every(now)))),
             Decision::Idle => Ok(Next::Again(self.poll_every(now))),
         }
@@ -465,16 +471,40 @@ impl Syncer {
         Ok(())
     }
 
+    /// Closes the next round without a merge.
+    ///
+    /// Before: its quorum is not reached, and islands wait for the fate of offers that were turned down. After: the log says what became of
+    /// every offer for it, and the fragment's next round can be offered for. A crash leaves the round open or skipped; the next syncer judges
+    /// the same offers anew.
+    async fn skip(&mut self, reason: String, closed_at: Instant) -> Result<()> {
+        let ledger = self.ledger();
+        let (round, term) = (ledger.next_round, ledger.term);
+        let mut offers: Vec<OfferRecord> =
+            self.machine.chosen(round).into_iter().map(|facts| facts.record(0.0, Fate::Late)).collect();
+        offers.extend(self.machine.pending(ledger));
+        let note = format!("skips round {round}: {reason}");
+        let mut after = self.machine.clone();
+        if self.append(Body::Skip(Box::new(Skip { round, offers, reason })), term).await? {
+            after.skipped(round, &self.tail.ledger, closed_at, clock::now());
+            self.machine = after;
+            self.desk.sink.note(&self.desk.id, note);
+            self.clean_up(self.ledger().fragment_of(round), round);
+        }
+        Ok(())
+    }
+
     /// Removes what no reader needs any more, beside everything else.
     fn clean_up(&mut self, p: usize, round: u64) {
         let ledger = self.ledger();
         let back = self.desk.record.spec.keep.versions * ledger.fragments;
         let Some(oldest) = round.checked_sub(back) else { return };
+        // Rounds that were skipped made no versions: the one before the current stays, for those who have read the log up to it.
+        let oldest_version = ledger.lineages[p].previous().map_or(0, |previous| previous.min(oldest));
         let (bucket, ledger) = (self.desk.bucket.clone(), ledger.clone());
         while self.cleanup.try_join_next().is_some() {}
         self.cleanup.spawn(async move {
             // Not removed now, it is removed with the fragment's next version.
-            let _ = bucket.prune_fragment(p, oldest, &ledger.versions[p]).await;
+            let _ = bucket.prune_fragment(p, oldest_version, &ledger.versions[p]).await;
             let _ = bucket.prune_offers(oldest, &ledger).await;
         });
     }
