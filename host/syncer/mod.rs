@@ -1,11 +1,13 @@
 //! The syncer: closes rounds, merges what was offered, commits. A role that any process can take; safety rests on the log alone.
 //!
-//! `machine` decides when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the policy, `run` does the I/O, `verify` recomputes what
-//! was committed.
+//! `machine` decides when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the policy. The I/O is in three
+//! files: `run` is the loop, `role` is about who acts, `round` does what is decided about a round. `verify` recomputes what was committed.
 
 mod machine;
 mod merge;
 mod offer;
+mod role;
+mod round;
 mod run;
 mod verify;
 

@@ -2,7 +2,8 @@
 
 use super::merge::{RoundInput, merge_round};
 use super::offer::{NO_WEIGHT, decode};
-use super::run::{Desk, offer_bytes_max};
+use super::round::offer_bytes_max;
+use super::run::Desk;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
 use crate::bucket::{Ledger, Tail};
 use crate::error::{Error, Kind, Result};
