@@ -2,6 +2,8 @@
 
 #[path = "outer/firewall.rs"]
 mod firewall;
+#[path = "outer/role.rs"]
+mod role;
 mod support;
 
 use std::collections::VecDeque;

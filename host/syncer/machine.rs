@@ -34,6 +34,36 @@ const STEP_MS_MAX: f64 = 3_600_000.0;
 /// A heartbeat that has not moved for this long is a dead island's.
 const DEAD_AFTER: Duration = Duration::from_secs(6);
 
+/// How long an acting syncer may get nothing done that it owes, before it leaves its role to another. Longer than any one fetch, put, or chunk
+/// of a merge should take: whoever comes next would be no faster.
+const NEGLECTED_AFTER: Duration = Duration::from_secs(120);
+/// The longest time between two looks at a silent island's card.
+const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// How long after one look at an island's card the next is due, if it has been silent for so long: at once while it beats, ever more rarely
+/// later, so that islands that are gone for good cost next to nothing.
+pub fn next_look(silent: Duration) -> Duration {
+    (silent / 8).min(LOOK_MAX)
+}
+
+/// Whether an acting syncer deserves its role. One that can beat but not, say, read offers would otherwise keep it for ever.
+#[derive(Debug, Clone, Default)]
+pub struct Duty {
+    moved: u64,
+    since: Option<Instant>,
+}
+
+impl Duty {
+    /// Looks again: whether a round could be closed if it were not for this syncer's own work, and a count that grows with everything that it gets
+    /// done. False once nothing has got done for [`NEGLECTED_AFTER`] although it was owed.
+    pub fn is_done(&mut self, owes: bool, moved: u64, now: Instant) -> bool {
+        if !owes || moved != self.moved || self.since.is_none() {
+            (self.moved, self.since) = (moved, owes.then_some(now));
+        }
+        self.since.is_none_or(|since| now - since < NEGLECTED_AFTER)
+    }
+}
+
 /// The outer loop's numbers that the syncer needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
@@ -277,6 +307,14 @@ impl Machine {
     /// Offers for a round that were turned down, and whose islands wait for its end. One that a newer life supersedes has nobody who waits.
     fn turned_down(&self, round: u64) -> impl Iterator<Item = &(OfferRecord, Instant)> {
         self.pending.iter().filter(move |(record, _)| record.id.round == round && record.fate != Fate::Superseded)
+    }
+
+    /// Whether the next round could be closed if it were not for this syncer's own work: what was decided is still to be done, or its quorum is
+    /// listed, with `unfetched` offers that are still to be fetched.
+    pub fn owes(&self, ledger: &Ledger, unfetched: usize, now: Instant) -> bool {
+        let good = self.of_round(ledger.next_round).count();
+        let decided = matches!(self.decide(ledger, now), Decision::Close(_) | Decision::Skip(_));
+        decided || (good < self.rules.quorum && good + unfetched >= self.rules.quorum)
     }
 
     fn of_round(&self, round: u64) -> impl Iterator<Item = (&OfferId, &(Facts, Instant))> {

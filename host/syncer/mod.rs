@@ -11,7 +11,7 @@ mod round;
 mod run;
 mod verify;
 
-pub use machine::{Decision, Machine, Rules};
+pub use machine::{Decision, Duty, Machine, Rules, next_look};
 pub use merge::{RoundInput, RoundOutput, merge_round};
 pub use offer::{Facts, Verdict, check};
 pub use run::{Desk, Ended, run};

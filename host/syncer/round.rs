@@ -45,6 +45,8 @@ impl Syncer {
         }
         let oldest = open.start.saturating_sub(MEMORY_ROUNDS);
         new.retain(|(id, _)| (oldest..open.end).contains(&id.round) && self.machine.is_new(id, &self.tail.ledger));
+        self.unfetched = new.iter().filter(|(id, _)| id.round == open.start).count();
+        self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, clock::now()));
         for batch in new.chunks(FETCHES_MAX) {
             let fetched = join_all(batch.iter().map(|(id, _)| {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
@@ -73,6 +75,8 @@ impl Syncer {
                 }
                 let newest = lock(&self.incarnations).get(&id.island).copied().unwrap_or(0);
                 self.machine.offer(id.clone(), verdict, newest, clock::now());
+                self.unfetched -= usize::from(id.round == open.start);
+                self.office.moved();
             }
         }
         Ok(())
@@ -87,6 +91,7 @@ impl Syncer {
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
         let Ahead { parameters, state, memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
+        self.office.moved();
         let chosen: Vec<Facts> = self.machine.chosen(round).into_iter().cloned().collect();
         let merge = |facts: &[Facts]| {
             let contributions = facts.iter().map(|f| (contribution(f, ledger, round), f.values.clone())).collect();
@@ -132,10 +137,12 @@ impl Syncer {
                 return Ok(());
             }
         };
+        self.office.moved();
         let (hash, state_hash) = tokio::join!(
             desk.bucket.put_fragment(&desk.fragments, p, round, &output.parameters),
             desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state, &output.memo)
         );
+        self.office.moved();
         let made = Version { round, hash: hash?, state: Some(state_hash?) };
 
         let mut offers: Vec<OfferRecord> = Vec::new();

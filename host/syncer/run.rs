@@ -2,7 +2,7 @@
 //! `round`; what is decided, in `machine`.
 
 use super::machine::{Decision, Machine, Rules};
-use super::role::{beat, watch_islands};
+use super::role::{Office, beat, watch_islands};
 use super::round::{Ahead, read_ahead};
 use crate::bucket::record::{Body, Entry, FORMAT, RunRecord};
 use crate::bucket::{Bucket, Created, Ledger, Tail};
@@ -64,11 +64,13 @@ pub(super) struct Syncer {
     pub(super) machine: Machine,
     cards: Cards,
     pub(super) incarnations: Arc<Mutex<BTreeMap<String, u64>>>,
-    acting: Arc<Mutex<Option<u64>>>,
+    pub(super) office: Arc<Office>,
     pub(super) watched: Option<(String, u64, Instant)>,
     polls: u64,
     /// When all offers were listed last.
     pub(super) looked_at: Option<Instant>,
+    /// Offers for the next round that are listed and have not been fetched.
+    pub(super) unfetched: usize,
     /// What the next round extends, read while its offers come in.
     pub(super) ahead: Option<Ahead>,
     pub(super) cleanup: JoinSet<()>,
@@ -93,16 +95,17 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         machine: Machine::new(rules),
         cards: Arc::default(),
         incarnations: Arc::default(),
-        acting: Arc::default(),
+        office: Arc::default(),
         watched: None,
         polls: 0,
         looked_at: None,
+        unfetched: 0,
         ahead: None,
         cleanup: JoinSet::new(),
         desk: desk.clone(),
     };
     let mut beside = JoinSet::new();
-    beside.spawn(beat(desk.clone(), syncer.acting.clone()));
+    beside.spawn(beat(desk.clone(), syncer.office.clone()));
     beside.spawn(watch_islands(desk.clone(), syncer.cards.clone(), syncer.incarnations.clone()));
     tokio::pin!(drain);
     let mut failing = false;
@@ -129,6 +132,8 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
                     desk.sink.note(&desk.id, format!("waits for the bucket: {}", error.chain()));
                 }
                 failing = true;
+                // What stands in the way may be in the log: another acts, or the run has ended.
+                syncer.polls = 0;
                 clock::sleep(Duration::from_millis(200)).await;
             }
             Err(error) => return Err(error),
@@ -177,7 +182,7 @@ impl Syncer {
             return Ok(Next::Again(Duration::from_millis(200)));
         }
         let acting = self.is_acting();
-        *lock(&self.acting) = acting.then_some(self.ledger().term);
+        self.office.hold(acting.then_some(self.ledger().term));
         if !acting {
             return self.stand_by().await;
         }
@@ -189,9 +194,10 @@ impl Syncer {
             (self.ahead.take(), self.ledger().versions[self.ledger().fragment_of(self.ledger().next_round)].clone());
         let desk = self.desk.clone();
         let (ahead, collected) = tokio::join!(read_ahead(&desk, known, ahead), self.collect(looks_around));
+        let now = clock::now();
+        self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, now));
         self.ahead = Some(ahead?);
         collected?;
-        let now = clock::now();
         match self.machine.decide(&self.tail.ledger, now) {
             Decision::Close(reason) => {
                 self.close(reason, now).await?;
@@ -227,6 +233,7 @@ impl Syncer {
                 .because(violation));
         }
         let created = desk.bucket.append(&entry).await?;
+        self.office.moved();
         if created == Created::Mine {
             // What was just written need not be read to be known.
             let applied = self.tail.ledger.apply(seq, &entry);

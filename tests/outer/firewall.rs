@@ -19,7 +19,7 @@ async fn two_numbers() -> Result<World> {
 }
 
 /// An offer as it should be: Δ of both numbers, eight tokens of one step, from the initial version, for round 1.
-fn offer(world: &World, island: &str, incarnation: u64, delta: [f32; 2]) -> (OfferHeader, Vec<Chunk>) {
+pub fn offer(world: &World, island: &str, incarnation: u64, delta: [f32; 2]) -> (OfferHeader, Vec<Chunk>) {
     let mut codec = Codec::open(&world.codec, b"", &world.fragments.policy_tensors(0)).unwrap();
     let mut chunk = |tensor: u32, value: f32| {
         let bytes = codec.encode(At { tensor, offset: 0 }, &[value]).unwrap();
@@ -41,7 +41,7 @@ fn offer(world: &World, island: &str, incarnation: u64, delta: [f32; 2]) -> (Off
     (header, chunks)
 }
 
-async fn put(world: &World, (mut header, chunks): (OfferHeader, Vec<Chunk>)) -> Result<()> {
+pub async fn put(world: &World, (mut header, chunks): (OfferHeader, Vec<Chunk>)) -> Result<()> {
     header.hash = content_hash(&chunks);
     world.bucket.put_offer(&header, chunks).await.map(|_| ())
 }
@@ -120,7 +120,7 @@ fn a_round_with_six_bad_offers_closes_on_the_good_one_alone_with_the_same_bytes(
 }
 
 /// A heartbeat of an island that trains in its life `incarnation`, a step in 100 ms.
-async fn beat(world: &World, island: &str, incarnation: u64) -> Result<()> {
+pub async fn beat(world: &World, island: &str, incarnation: u64) -> Result<()> {
     let card = Card {
         format: FORMAT,
         island: island.into(),

@@ -112,3 +112,44 @@ fn a_skip_settles_its_offers_and_an_island_that_only_sends_bad_ones_is_no_longer
     }
     assert!(machine.expected(now).is_empty());
 }
+
+#[test]
+fn work_is_owed_once_a_quorum_is_listed_and_until_the_round_is_closed() {
+    let (mut ledger, now) = (ledger(), clock::now());
+    let mut machine = machine(2, &["a", "b"], now);
+    assert!(!machine.owes(&ledger, 0, now), "nothing is offered");
+    assert!(!machine.owes(&ledger, 1, now), "one offer is no quorum");
+    assert!(machine.owes(&ledger, 2, now), "two are, if they can be fetched");
+    machine.good("a", 1, now);
+    assert!(!machine.owes(&ledger, 0, now) && machine.owes(&ledger, 1, now));
+    machine.good("b", 1, now);
+    assert!(machine.owes(&ledger, 0, now), "it is to be merged");
+    machine.bad("a", 1, 2, now);
+    let offers = machine.pending(&ledger);
+    assert_eq!(offers.len(), 0, "round 2 is not open yet");
+    let offers = machine.chosen(1).iter().map(|facts| facts.record(0.0, Fate::Late)).collect();
+    apply(&mut ledger, Body::Skip(Box::new(Skip { round: 1, offers, reason: "elsewhere".into() })));
+    machine.settle(&ledger);
+    assert!(!machine.owes(&ledger, 0, now), "another syncer has closed the round");
+}
+
+#[test]
+fn a_duty_is_neglected_only_when_nothing_moves_for_long_while_it_is_owed() {
+    let start = clock::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut duty = Duty::default();
+    assert!(duty.is_done(false, 0, at(0)) && duty.is_done(false, 0, at(1000)), "nothing is owed");
+    assert!(duty.is_done(true, 0, at(1000)) && duty.is_done(true, 0, at(1119)));
+    assert!(!duty.is_done(true, 0, at(1120)) && !duty.is_done(true, 0, at(5000)), "for 120 seconds");
+    assert!(duty.is_done(true, 1, at(5001)) && duty.is_done(true, 1, at(5120)), "something moves again");
+    assert!(duty.is_done(true, 2, at(5121)) && duty.is_done(true, 3, at(5240)), "and again");
+    assert!(duty.is_done(false, 3, at(9000)) && duty.is_done(true, 3, at(9001)));
+}
+
+#[test]
+fn a_silent_island_is_looked_at_ever_more_rarely() {
+    let seconds = |s| Duration::from_secs(s);
+    assert_eq!(next_look(seconds(0)), seconds(0));
+    assert_eq!(next_look(seconds(80)), seconds(10));
+    assert_eq!(next_look(seconds(100_000)), seconds(60));
+}
