@@ -12,6 +12,7 @@ mod location;
 pub mod payload;
 pub mod record;
 mod run;
+mod spool;
 mod tail;
 mod tensors;
 
@@ -21,5 +22,6 @@ pub use ledger::{Account, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;
 pub use location::Location;
 pub use run::Bucket;
+pub use spool::{Flat, MEMORY_BYTES, Vector};
 pub use tail::{STATE_EVERY, Tail};
 pub use tensors::{Checkpoint, CheckpointHeader, FragmentFacts, FragmentHeader, OfferHeader, StateHeader};

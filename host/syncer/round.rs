@@ -9,11 +9,12 @@ use super::merge::{RoundInput, merge_round};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use super::run::{Desk, Syncer, lock};
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord, Skip, Version};
-use crate::bucket::{Ledger, MEMORY_ROUNDS, OfferId};
+use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferId, Vector};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Kind, Result};
 use crate::policy::{Contribution, Round};
 use futures::future::join_all;
+use std::sync::Arc;
 
 /// Time between two looks at all offers that are still there, for those that came late.
 const LATE_EVERY: Duration = Duration::from_secs(1);
@@ -23,8 +24,8 @@ const FETCHES_MAX: usize = 16;
 /// A fragment as it stands before a round: its version, parameters, optimiser slots and memo.
 pub(super) struct Ahead {
     version: Version,
-    parameters: Vec<f32>,
-    state: Vec<Vec<f32>>,
+    parameters: Vector,
+    state: Vec<Vector>,
     memo: Vec<u8>,
 }
 
@@ -50,17 +51,17 @@ impl Syncer {
         for batch in new.chunks(FETCHES_MAX) {
             let fetched = join_all(batch.iter().map(|(id, _)| {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
-                desk.bucket.offer(id, offer_bytes_max(&desk, p))
+                desk.bucket.offer_spooled(id, offer_bytes_max(&desk, p))
             }))
             .await;
             for ((id, _), object) in batch.iter().zip(fetched) {
-                let verdict = match object {
-                    Ok(object) => {
-                        let tensors = &desk.tensors[self.ledger().fragment_of(id.round)];
-                        let codec = (&desk.codec, desk.record.codec.config.as_bytes());
-                        let (header, chunks) = (&object.header, &object.chunks);
-                        check(id, header, chunks, &desk.record.spec, self.ledger(), &desk.fragments, codec, tensors)
-                    }
+                let verdict = object.and_then(|offer| {
+                    let tensors = &desk.tensors[self.ledger().fragment_of(id.round)];
+                    let codec = (&desk.codec, desk.record.codec.config.as_bytes());
+                    check(id, &offer, &desk.record.spec, self.ledger(), &desk.fragments, codec, tensors)
+                });
+                let verdict = match verdict {
+                    Ok(verdict) => verdict,
                     Err(error) if error.kind() == Kind::Corrupt => {
                         desk.sink.note(&desk.id, format!("refuses an offer: {}", error.chain()));
                         Verdict::Decided(unreadable(id))
@@ -105,25 +106,37 @@ impl Syncer {
                 },
                 tensors: &desk.tensors[p],
                 contributions,
-                parameters: parameters.clone(),
-                state: state.clone(),
-                memo: memo.clone(),
+                parameters: &parameters,
+                state: &state,
+                memo: &memo,
             };
-            merge_round(&desk.merge, desk.record.merge.config.as_bytes(), input, desk.threads)
+            let config = desk.record.merge.config.as_bytes();
+            merge_round(&desk.merge, config, &input, desk.threads, &|| self.office.moved())
+        };
+        // A temporary file that fails says nothing of the offers.
+        let fails = |facts: &[Facts]| match merge(facts) {
+            Err(error) if error.kind() == Kind::Unavailable => Err(error),
+            merged => Ok(merged.is_err()),
         };
         let output = match merge(&chosen) {
             Ok(output) => output,
+            Err(error) if error.kind() == Kind::Unavailable => return Err(error),
             Err(error) => {
                 // One offer can be finite and still overflow when it is applied. Whichever cannot be merged alone is refused, and the round
                 // decided again; if each can, the largest is.
-                let mut unfit: Vec<&Facts> =
-                    chosen.iter().filter(|f| merge(std::slice::from_ref(*f)).is_err()).collect();
+                let mut unfit: Vec<&Facts> = Vec::new();
+                for facts in &chosen {
+                    if fails(std::slice::from_ref(facts))? {
+                        unfit.push(facts);
+                    }
+                }
                 if unfit.is_empty() && chosen.len() > 1 {
                     unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
                 }
                 // A policy that cannot even merge nothing much is itself what failed.
-                let nothing = Facts { norm: 0.0, values: vec![0.0; parameters.len()], ..chosen[0].clone() };
-                if unfit.is_empty() || merge(&[nothing]).is_err() {
+                let zeros = Arc::new(Vector::zeros(parameters.elements(), MEMORY_BYTES)?);
+                let nothing = Facts { norm: 0.0, values: zeros, ..chosen[0].clone() };
+                if unfit.is_empty() || fails(&[nothing])? {
                     return Err(error);
                 }
                 let unfit: Vec<OfferId> = unfit.into_iter().map(|f| f.id.clone()).collect();
@@ -137,7 +150,6 @@ impl Syncer {
                 return Ok(());
             }
         };
-        self.office.moved();
         let (hash, state_hash) = tokio::join!(
             desk.bucket.put_fragment(&desk.fragments, p, round, &output.parameters),
             desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state, &output.memo)
@@ -254,8 +266,8 @@ pub(super) async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahea
     }
     let p = (version.round % desk.fragments.count() as u64) as usize;
     let (parameters, state) = tokio::join!(
-        desk.bucket.fragment(&desk.fragments, p, &version),
-        desk.bucket.fragment_state(&desk.fragments, p, &version)
+        desk.bucket.fragment_spooled(&desk.fragments, p, &version),
+        desk.bucket.fragment_state_spooled(&desk.fragments, p, &version)
     );
     let (state, memo) = state?;
     Ok(Ahead { version, parameters: parameters?, state, memo })

@@ -1,7 +1,7 @@
 //! The role of the syncer, and what all roles together ask of a store.
 
 use super::firewall::{beat, offer, put};
-use super::{Constant, STEP, desk, spec, world};
+use super::{Constant, STEP, spec, world};
 use crate::support::watched::Watched;
 use std::sync::Arc;
 use tombolo::bucket::{Bucket, Tail};
@@ -30,11 +30,11 @@ fn a_syncer_that_beats_but_cannot_read_offers_leaves_its_role_to_one_that_can() 
         let world = world(spec(1, "mean", "eta = 1\nmomentum = 0\n"), 2, 0).await?;
         let deaf =
             Watched::refusing(world.bucket.store().clone(), |(what, key)| what == "get" && key.contains("/offer/"));
-        let deaf = Desk { id: "deaf".into(), ..desk(&through(&world, Arc::new(deaf))) };
+        let deaf = Desk { id: "deaf".into(), ..through(&world, Arc::new(deaf)).desk(STEP) };
         tokio::spawn(async move { syncer::run(deaf, std::future::pending()).await.expect("it waits") });
         clock::sleep(STEP * 5).await;
         let acted_first = world.ledger().await?.acting;
-        let able = Desk { id: "able".into(), ..desk(&world) };
+        let able = Desk { id: "able".into(), ..world.desk(STEP) };
         tokio::spawn(async move { syncer::run(able, std::future::pending()).await.expect("it works") });
         // Nothing is owed while nothing is offered: it may keep the role for as long as it likes.
         clock::sleep(Duration::from_secs(600)).await;
@@ -113,7 +113,7 @@ fn cards_of_islands_that_have_been_silent_for_long_are_read_once_a_minute() {
             beat(&world, &format!("gone-{i}"), 1).await?;
         }
         let store = Arc::new(Watched::new(world.bucket.store().clone()));
-        let desk = desk(&through(&world, store.clone()));
+        let desk = through(&world, store.clone()).desk(STEP);
         tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("it works") });
         let cards = || store.calls(|(what, key)| what == "get" && key.ends_with("/card.json"));
         clock::sleep(Duration::from_secs(3600)).await;

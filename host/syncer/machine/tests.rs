@@ -1,7 +1,9 @@
 //! When a round is closed, skipped, or left open, step by step.
 
 use super::*;
+use crate::bucket::Vector;
 use crate::bucket::record::{Body, Entry, FORMAT, Skip, Version};
+use std::sync::Arc;
 
 const STEP: Duration = Duration::from_millis(100);
 
@@ -31,7 +33,15 @@ fn machine(quorum: usize, islands: &[&str], now: Instant) -> Machine {
 
 fn facts(island: &str, incarnation: u64, round: u64) -> Facts {
     let id = OfferId { round, island: island.into(), incarnation };
-    Facts { id, hash: String::new(), base: 0, tokens: 8, steps: 1, norm: 1.0, values: Vec::new() }
+    Facts {
+        id,
+        hash: String::new(),
+        base: 0,
+        tokens: 8,
+        steps: 1,
+        norm: 1.0,
+        values: Arc::new(Vector::from(Vec::new())),
+    }
 }
 
 impl Machine {
