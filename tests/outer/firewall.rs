@@ -146,10 +146,10 @@ fn a_lone_island_whose_only_offer_is_refused_offers_again_and_the_run_goes_on() 
         spec.outer.staleness_max = 0;
         let world = world(spec, 2, 1).await?;
         let inner: Box<dyn Inner> = Box::new(Constant { parameters: vec![0.0; 2], gradient: vec![1.0, 2.0] });
-        let site = world.site("alone", inner, STEP);
+        let mut site = Some(world.site("alone", inner, STEP));
         let island = tokio::spawn(async move {
-            let joined = island::join(site).await?;
-            island::run(joined, Drive::Virtual(STEP), std::future::pending()).await.map(|_| ())
+            let site = || std::future::ready(Ok(site.take().expect("it has one life")));
+            island::live(site, Drive::Virtual(STEP), std::future::pending()).await.map(|_| ())
         });
         while world.bucket.offers(2).await?.is_empty() {
             clock::sleep(STEP).await;
