@@ -1,10 +1,16 @@
 //! The outer loop, small enough to check by hand: real islands, a real syncer, the bundled policies, a store in memory, virtual time.
 
+#[path = "outer/firewall.rs"]
+mod firewall;
+#[path = "outer/role.rs"]
+mod role;
+mod support;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{Body, Card, Entry, FORMAT, Fate, IslandState, PolicyUse, RunRecord};
-use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId};
+use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId, Vector};
 use tombolo::clock::{self, Duration};
 use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind, Result};
@@ -491,19 +497,78 @@ fn the_public_trace_of_a_linear_model_is_met() {
     let input = RoundInput {
         round: Round { index: 1, fragment: 0, version: 0, tokens_merged: 0, token_budget: 100 },
         tensors: &tensors,
-        contributions: (0..2).map(|i| (contribution(i), delta(i))).collect(),
-        parameters: start.to_vec(),
-        state: Vec::new(),
-        memo: Vec::new(),
+        contributions: (0..2).map(|i| (contribution(i), Arc::new(Vector::from(delta(i))))).collect(),
+        parameters: &Vector::from(start.to_vec()),
+        state: &[],
+        memo: &[],
     };
     let config = br#"{"eta":1.0,"momentum":0.9,"warmup":0}"#;
-    let merged = merge_round(&runtime.bundled("mean").unwrap(), config, input, 1).unwrap();
-    for (found, expected) in merged.parameters.iter().zip([1.5345, 1.0494, 0.5839]) {
-        assert!((found - expected).abs() < 5e-5, "{:?}", merged.parameters);
+    let merged = merge_round(&runtime.bundled("mean").unwrap(), config, &input, 1, &|| ()).unwrap();
+    let parameters = merged.parameters.into_vec().unwrap();
+    for (found, expected) in parameters.iter().zip([1.5345, 1.0494, 0.5839]) {
+        assert!((found - expected).abs() < 5e-5, "{parameters:?}");
     }
-    let synced: [f32; 3] = merged.parameters.try_into().unwrap();
+    let synced: [f32; 3] = parameters.try_into().unwrap();
     for (island, expected) in [0.207_544, 0.940_944].into_iter().enumerate() {
         let loss = step(&mut synced.clone(), &rows[island]);
         assert!((loss - expected).abs() < 5e-7, "island {island}: {loss}");
     }
+}
+
+/// Two tensors of more than one chunk each, too large for a syncer's memory: what lies on disk is merged to the same bits as what lies in memory,
+/// on any number of threads. With η 1, no momentum and equal weights Θ moves by the mean, which is exact here.
+#[test]
+fn a_merge_on_disk_gives_the_bits_of_one_in_memory() {
+    let elements = [50_000usize, 40_000];
+    let tensors: Vec<tombolo::policy::Tensor> = elements
+        .iter()
+        .map(|&n| tombolo::policy::Tensor {
+            name: format!("t{n}"),
+            shape: vec![n as u32],
+            kind: tombolo::policy::TensorKind::Matrix,
+        })
+        .collect();
+    let total: usize = elements.iter().sum();
+    assert!(4 * total > tombolo::bucket::MEMORY_BYTES);
+    let values =
+        |seed: usize| (0..total).map(|i| ((i * 31 + seed * 977) % 4096) as f32 / 256.0 - 8.0).collect::<Vec<f32>>();
+    let runtime = Runtime::new(Limits::default(), None).unwrap();
+    let policy = runtime.bundled("mean").unwrap();
+    let merge = |on_disk: bool, threads: usize| {
+        let vector = |values: Vec<f32>| {
+            if !on_disk {
+                return Vector::from(values);
+            }
+            let vector = Vector::zeros(values.len(), 0).unwrap();
+            vector.write(0, &values).unwrap();
+            vector
+        };
+        let contribution = |i: usize| {
+            let facts = Contribution { island: format!("{i}"), tokens: 8, steps: 1, staleness: 0, norm: 1.0 };
+            (facts, Arc::new(vector(values(i))))
+        };
+        let input = RoundInput {
+            round: Round { index: 1, fragment: 0, version: 0, tokens_merged: 0, token_budget: 100 },
+            tensors: &tensors,
+            contributions: vec![contribution(1), contribution(2)],
+            parameters: &vector(values(0)),
+            state: &[],
+            memo: &[],
+        };
+        let config = br#"{"eta":1.0,"momentum":0.0,"warmup":0}"#;
+        let merged = merge_round(&policy, config, &input, threads, &|| ()).unwrap();
+        let bits = |vector: Vector| vector.into_vec().unwrap().into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+        let state: Vec<Vec<u32>> = merged.state.into_iter().map(bits).collect();
+        (bits(merged.parameters), state, merged.outer)
+    };
+    let in_memory = merge(false, 1);
+    for (on_disk, threads) in [(true, 1), (true, 3), (false, 3)] {
+        assert!(merge(on_disk, threads) == in_memory, "on disk {on_disk}, {threads} threads");
+    }
+    let expected: Vec<u32> = values(0)
+        .iter()
+        .zip(values(1).iter().zip(&values(2)))
+        .map(|(theta, (a, b))| (theta - (a + b) / 2.0).to_bits())
+        .collect();
+    assert!(in_memory.0 == expected, "Θ − (a + b) / 2");
 }

@@ -2,7 +2,8 @@
 //!
 //! What lies in a bucket is input. Arrow's own reader trusts the lengths inside a record batch: one flipped bit, or an offer made for the
 //! purpose, ends its process with a panic, and a syncer would meet the same offer again after every restart. Here the flatbuffers are verified
-//! by Arrow's generated code, and everything behind them is read through slices that may be too short.
+//! by Arrow's generated code, and everything behind them is read through slices that may be too short. The footer says where the record batches
+//! lie; each is read by itself, so that a file need not be in memory.
 //!
 //! Known is exactly what [`super::payload`] writes: little-endian, one row in each batch, no dictionaries, no compression, no nulls.
 
@@ -22,25 +23,71 @@ const NO_HEADER: &str = "expected a `tombolo` header in the schema's metadata, f
 const NO_COLUMNS: &str = "expected the columns section, tensor, offset, elements and values or bytes, found others";
 const NO_BATCH: &str = "expected record batches of one row without nulls, found one that is damaged or of another form";
 
-/// The header and the chunks of an Arrow IPC file.
+/// Bytes at the end of a file that say how long its footer is.
+pub(super) const TAIL_BYTES: usize = 4 + MAGIC.len();
+/// The longest footer that is read: 24 bytes for each of two million chunks, and the header.
+const FOOTER_BYTES_MAX: usize = 64 << 20;
+/// The longest record batch that is read: a chunk at eight bytes a value, and framing.
+const BATCH_BYTES_MAX: i64 = 1 << 20;
+
+/// Where the footer of a file of `bytes` bytes lies, given its first bytes and its last [`TAIL_BYTES`]: `ARROW1 … footer, its length as i32,
+/// ARROW1`.
 ///
 /// # Errors
-/// It is none, is damaged, or is of another form.
-pub(super) fn read(file: &[u8]) -> Checked<(String, Vec<Chunk>)> {
-    let footer = footer(file).and_then(|bytes| ipc::root_as_footer(bytes).ok()).ok_or(NO_FILE)?;
-    let schema = footer.schema().ok_or(NO_FILE)?;
-    let header = header(&schema).ok_or(NO_HEADER)?.to_owned();
-    let form = Form::of(&schema).ok_or(NO_COLUMNS)?;
-    let blocks = footer.recordBatches().ok_or(NO_FILE)?;
-    let chunks = blocks.iter().map(|block| chunk(file, block, form).ok_or(NO_BATCH)).collect::<Checked<_>>()?;
-    Ok((header, chunks))
+/// It is no such file, or its footer is too long.
+pub(super) fn footer(bytes: u64, first: &[u8], last: &[u8]) -> Checked<(u64, usize)> {
+    let length = last.strip_suffix(MAGIC).and_then(array::<4>).map(i32::from_le_bytes).ok_or(NO_FILE)?;
+    let length = usize::try_from(length).ok().filter(|&length| length <= FOOTER_BYTES_MAX).ok_or(NO_FILE)?;
+    let start = bytes.checked_sub((TAIL_BYTES + length) as u64).filter(|&start| start >= MAGIC.len() as u64);
+    if first.starts_with(MAGIC) { start.map(|start| (start, length)).ok_or(NO_FILE) } else { Err(NO_FILE) }
 }
 
-/// `ARROW1 … footer, its length as i32, ARROW1`.
-fn footer(file: &[u8]) -> Option<&[u8]> {
-    let (rest, length) = file.strip_prefix(MAGIC)?.strip_suffix(MAGIC)?.split_last_chunk::<4>()?;
-    let length = usize::try_from(i32::from_le_bytes(*length)).ok()?;
-    rest.get(rest.len().checked_sub(length)?..)
+/// The header of a file, and where its chunks lie.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// What is stored under `tombolo` in the schema's metadata.
+    pub header: String,
+    form: Form,
+    blocks: Vec<Block>,
+}
+
+impl Contents {
+    /// Reads a footer.
+    ///
+    /// # Errors
+    /// It is none, is damaged, or is of another form.
+    pub fn read(footer: &[u8]) -> Checked<Contents> {
+        let footer = ipc::root_as_footer(footer).map_err(|_| NO_FILE)?;
+        let schema = footer.schema().ok_or(NO_FILE)?;
+        let header = header(&schema).ok_or(NO_HEADER)?.to_owned();
+        let form = Form::of(&schema).ok_or(NO_COLUMNS)?;
+        let blocks = footer.recordBatches().ok_or(NO_FILE)?;
+        Ok(Contents { header, form, blocks: blocks.iter().copied().collect() })
+    }
+
+    /// Chunks in the file.
+    pub fn chunks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Where the record batch of a chunk lies: its first byte, its length.
+    ///
+    /// # Errors
+    /// That is no place, or too long.
+    pub fn place(&self, chunk: usize) -> Checked<(u64, usize)> {
+        let block = &self.blocks[chunk];
+        let length = i64::from(block.metaDataLength()).checked_add(block.bodyLength());
+        let length = length.filter(|length| (0..=BATCH_BYTES_MAX).contains(length)).ok_or(NO_BATCH)?;
+        Ok((u64::try_from(block.offset()).map_err(|_| NO_BATCH)?, length as usize))
+    }
+
+    /// The chunk in the record batch that was read from its place.
+    ///
+    /// # Errors
+    /// The batch is damaged or of another form.
+    pub fn chunk(&self, chunk: usize, batch: &[u8]) -> Checked<Chunk> {
+        self::chunk(batch, i64::from(self.blocks[chunk].metaDataLength()), self.form).ok_or(NO_BATCH)
+    }
 }
 
 fn header<'a>(schema: &Schema<'a>) -> Option<&'a str> {
@@ -101,9 +148,9 @@ fn ends(offsets: &[u8]) -> Option<(i64, i64)> {
 }
 
 /// The chunk of one record batch: a message, its flatbuffer padded to eight bytes, and the body with the columns' buffers.
-fn chunk(file: &[u8], block: &Block, form: Form) -> Option<Chunk> {
-    let metadata = part(file, block.offset(), i64::from(block.metaDataLength()))?;
-    let body = part(file, block.offset().checked_add(i64::from(block.metaDataLength()))?, block.bodyLength())?;
+fn chunk(batch: &[u8], metadata_bytes: i64, form: Form) -> Option<Chunk> {
+    let metadata = part(batch, 0, metadata_bytes)?;
+    let body = batch.get(metadata.len()..)?;
     let length = i32::from_le_bytes(array(metadata.strip_prefix(&CONTINUATION)?)?);
     let message = ipc::root_as_message(part(metadata, 8, i64::from(length))?).ok()?;
     let batch = message.header_as_record_batch()?;

@@ -1,12 +1,14 @@
 //! What the log says, entry by entry: versions, tokens, fates, term, end. Pure.
 //!
 //! A commit is valid exactly if it extends what came before: the next round, the current version of its fragment as base, the active policy,
-//! no offer that already has a fate, no island's tokens twice. The index of an entry is the fence: its writer has read all entries before it.
+//! no offer that already has a fate, no island's tokens twice. A skip closes the next round without a merge; its fragment keeps its version, so
+//! versions are counted by what was merged, not by rounds. The index of an entry is the fence: its writer has read all entries before it.
 //! Every reader applies the same rules in the same order, so all agree on which entries count; an entry that breaks a rule is void and
 //! changes nothing.
 
 use super::key::{is_hash, is_name};
-use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, OfferRecord, Pace, Version};
+use super::lineage::Lineage;
+use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, OfferRecord, Pace, Skip, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +33,11 @@ pub struct Ledger {
     pub merge: String,
     /// Current version of each fragment; empty before the start entry.
     pub versions: Vec<Version>,
-    /// Next round to be committed.
+    /// Per fragment: the rounds that made its last versions, `staleness_max` + 2 of them, so that "too old" can be told from "far too old".
+    pub lineages: Vec<Lineage>,
+    /// Per fragment: merges so far.
+    pub merges: Vec<u64>,
+    /// Next round to be closed.
     pub next_round: u64,
     /// Tokens merged, per fragment.
     pub fragment_tokens: Vec<u64>,
@@ -108,6 +114,8 @@ impl Ledger {
             staleness_max,
             merge: merge.to_string(),
             versions: Vec::new(),
+            lineages: Vec::new(),
+            merges: vec![0; fragments],
             next_round: fragments as u64,
             fragment_tokens: vec![0; fragments],
             term: 0,
@@ -129,10 +137,13 @@ impl Ledger {
     pub fn is_whole(&self) -> bool {
         let p = self.fragments as usize;
         let rounds_fit = |(p, v): (usize, &Version)| {
-            v.round % self.fragments == p as u64 && v.round < self.next_round && is_hash(&v.hash)
+            let follows = self.lineages[p].is_whole(p as u64, self.fragments, v.round);
+            v.round % self.fragments == p as u64 && v.round < self.next_round && is_hash(&v.hash) && follows
         };
         self.fragments > 0
             && self.versions.len() == p
+            && self.lineages.len() == p
+            && self.merges.len() == p
             && self.fragment_tokens.len() == p
             && self.next_round >= self.fragments
             && self.versions.iter().enumerate().all(rounds_fit)
@@ -151,12 +162,17 @@ impl Ledger {
 
     /// Commits so far.
     pub fn rounds_committed(&self) -> u64 {
-        self.next_round - self.fragments
+        self.merges.iter().sum()
+    }
+
+    /// Rounds so far that were closed without a merge.
+    pub fn rounds_skipped(&self) -> u64 {
+        self.next_round - self.fragments - self.rounds_committed()
     }
 
     /// Merges of fragment `p` so far.
     pub fn merges_of(&self, p: usize) -> u64 {
-        self.versions.get(p).map_or(0, |v| v.round / self.fragments)
+        self.merges[p]
     }
 
     /// Tokens merged by the run so far: the mean over the fragments, rounded down.
@@ -164,11 +180,12 @@ impl Ledger {
         self.fragment_tokens.iter().sum::<u64>() / self.fragments
     }
 
-    /// How many versions an offer for `round` from base `base` is behind, once earlier rounds are committed; none if its base is not an
-    /// earlier version of the same fragment.
+    /// How many versions an offer for `round`, one that is still to be closed, is behind if its base is version `base` of the round's
+    /// fragment: exactly up to `staleness_max` + 1, at least that beyond. None if no such version was made. (Open rounds are of different
+    /// fragments, so no other one comes in between.)
     pub fn staleness(&self, round: u64, base: u64) -> Option<u64> {
-        let behind = round.checked_sub(base)?;
-        (behind > 0 && behind % self.fragments == 0).then(|| behind / self.fragments - 1)
+        let p = round % self.fragments;
+        if base % self.fragments != p { None } else { self.lineages.get(p as usize)?.since(base) }
     }
 
     /// Whether an offer of `island` for fragment `p` from `base` would count tokens twice: an offer of its own was merged after that base.
@@ -198,10 +215,15 @@ impl Ledger {
         }
         match &entry.body {
             Body::Start { versions, window } => {
+                self.lineages = versions.iter().map(|v| Lineage::new(v.round)).collect();
                 self.versions = versions.clone();
                 self.window = (*window).min(self.fragments);
             }
             Body::Commit(commit) => self.take(commit),
+            Body::Skip(skip) => {
+                self.fated(&skip.offers);
+                self.close(skip.round);
+            }
             Body::Term { number } => {
                 self.term = *number;
                 self.acting = Some(entry.writer.clone());
@@ -234,24 +256,34 @@ impl Ledger {
 
     fn take(&mut self, commit: &Commit) {
         let p = self.fragment_of(commit.round);
+        self.fated(&commit.offers);
         let mut merged = 0;
-        for offer in &commit.offers {
-            self.fates.count(&offer.fate);
-            self.accounts.entry(offer.id.island.clone()).or_default().count(offer);
-            self.decided.insert((offer.id.round, offer.id.island.clone(), offer.id.incarnation));
-            if offer.fate == Fate::Merged {
-                merged += 1;
-                self.merged_rounds.entry(offer.id.island.clone()).or_default().insert(p as u64, commit.round);
-                let newest = self.incarnations.entry(offer.id.island.clone()).or_default();
-                *newest = (*newest).max(offer.id.incarnation);
-            }
+        for offer in commit.offers.iter().filter(|offer| offer.fate == Fate::Merged) {
+            merged += 1;
+            self.merged_rounds.entry(offer.id.island.clone()).or_default().insert(p as u64, commit.round);
+            let newest = self.incarnations.entry(offer.id.island.clone()).or_default();
+            *newest = (*newest).max(offer.id.incarnation);
         }
         *self.breadth.entry(merged).or_default() += 1;
         self.versions[p] = commit.made.clone();
+        self.lineages[p].push(commit.made.round, self.staleness_max as usize + 2);
+        self.merges[p] += 1;
         self.fragment_tokens[p] = commit.fragment_tokens;
-        self.next_round = commit.round + 1;
         self.window = commit.pace.window.min(self.fragments);
         self.pace = Some(commit.pace);
+        self.close(commit.round);
+    }
+
+    fn fated(&mut self, offers: &[OfferRecord]) {
+        for offer in offers {
+            self.fates.count(&offer.fate);
+            self.accounts.entry(offer.id.island.clone()).or_default().count(offer);
+            self.decided.insert((offer.id.round, offer.id.island.clone(), offer.id.incarnation));
+        }
+    }
+
+    fn close(&mut self, round: u64) {
+        self.next_round = round + 1;
         let oldest = self.next_round.saturating_sub(MEMORY_ROUNDS);
         self.decided = self.decided.split_off(&(oldest, String::new(), 0));
     }
@@ -261,12 +293,8 @@ impl Ledger {
     /// # Errors
     /// The rule that the entry breaks.
     pub fn check(&self, seq: u64, entry: &Entry) -> Result<(), Violation> {
-        let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-            if ok {
-                Ok(())
-            } else {
-                Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") })
-            }
+        let rule = |ok: bool, name: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            rule(seq, ok, name, expected, found)
         };
         rule(entry.format == FORMAT, "the format is known", &FORMAT, &entry.format)?;
         rule(entry.seq == seq, "an entry names its index", &seq, &entry.seq)?;
@@ -299,21 +327,21 @@ impl Ledger {
                 rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a commit")?;
                 self.check_commit(seq, commit)
             }
+            Body::Skip(skip) => {
+                rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a skip")?;
+                self.check_skip(seq, skip)
+            }
             Body::Term { number } => rule(*number == self.term + 1, "terms count up by one", &(self.term + 1), number),
             Body::Stop { .. } => Ok(()),
         }
     }
 
     fn check_commit(&self, seq: u64, commit: &Commit) -> Result<(), Violation> {
-        let rule = |ok: bool, rule: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-            if ok {
-                Ok(())
-            } else {
-                Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") })
-            }
+        let rule = |ok: bool, name: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            rule(seq, ok, name, expected, found)
         };
         let p = self.fragment_of(commit.round);
-        rule(commit.round == self.next_round, "rounds are committed in order", &self.next_round, &commit.round)?;
+        rule(commit.round == self.next_round, "rounds are closed in order", &self.next_round, &commit.round)?;
         rule(
             commit.base == self.versions[p],
             "a commit extends the current version of its fragment",
@@ -325,31 +353,10 @@ impl Ledger {
         rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
         rule(commit.merge == self.merge, "the active policy merged", &self.merge, &commit.merge)?;
         rule(commit.pace.window >= 1, "at least one round is open", &1, &commit.pace.window)?;
-        let mut ids = BTreeSet::new();
+        self.check_fates(seq, &commit.offers)?;
         let mut islands = BTreeSet::new();
         let mut tokens = 0u64;
         for offer in &commit.offers {
-            let id = (offer.id.round, offer.id.island.clone(), offer.id.incarnation);
-            rule(
-                !self.decided.contains(&id) && ids.insert(id.clone()),
-                "an offer has one fate",
-                &"an undecided offer",
-                &id,
-            )?;
-            rule(
-                offer.id.round < self.open_rounds().end,
-                "an offer is for a round that was open",
-                &self.open_rounds(),
-                &id,
-            )?;
-            rule(
-                offer.id.round + MEMORY_ROUNDS >= self.next_round,
-                "an offer that is forgotten gets no fate",
-                &self.next_round,
-                &id,
-            )?;
-            rule(is_name(&offer.id.island), "an island has a name", &"letters, digits, dashes", &id.1)?;
-            rule(offer.tokens <= TOKENS_MAX, "an offer has a possible number of tokens", &TOKENS_MAX, &offer.tokens)?;
             if offer.fate != Fate::Merged {
                 continue;
             }
@@ -394,5 +401,62 @@ impl Ledger {
         rule(commit.fragment_tokens == expected, "the fragment's tokens add up", &expected, &commit.fragment_tokens)?;
         let total = self.fragment_tokens.iter().fold(tokens, |a, &b| a.saturating_add(b)) / self.fragments;
         rule(commit.tokens == total, "the run's tokens add up", &total, &commit.tokens)
+    }
+
+    fn check_skip(&self, seq: u64, skip: &Skip) -> Result<(), Violation> {
+        rule(seq, skip.round == self.next_round, "rounds are closed in order", &self.next_round, &skip.round)?;
+        self.check_fates(seq, &skip.offers)?;
+        let merged = skip.offers.iter().filter(|offer| offer.fate == Fate::Merged).count();
+        rule(seq, merged == 0, "a skipped round merges nothing", &0, &merged)?;
+        let own = skip.offers.iter().filter(|offer| offer.id.round == skip.round).count();
+        rule(seq, own > 0, "a round is skipped for an offer that cannot be merged", &"1 or more", &own)
+    }
+
+    /// What holds for every offer that gets its fate, whatever it is.
+    fn check_fates(&self, seq: u64, offers: &[OfferRecord]) -> Result<(), Violation> {
+        let mut ids = BTreeSet::new();
+        for offer in offers {
+            let id = (offer.id.round, offer.id.island.clone(), offer.id.incarnation);
+            rule(
+                seq,
+                !self.decided.contains(&id) && ids.insert(id.clone()),
+                "an offer has one fate",
+                &"an undecided offer",
+                &id,
+            )?;
+            rule(
+                seq,
+                offer.id.round < self.open_rounds().end,
+                "an offer is for a round that was open",
+                &self.open_rounds(),
+                &id,
+            )?;
+            rule(
+                seq,
+                offer.id.round + MEMORY_ROUNDS >= self.next_round,
+                "an offer that is forgotten gets no fate",
+                &self.next_round,
+                &id,
+            )?;
+            rule(seq, is_name(&offer.id.island), "an island has a name", &"letters, digits, dashes", &id.1)?;
+            let possible = offer.tokens <= TOKENS_MAX;
+            rule(seq, possible, "an offer has a possible number of tokens", &TOKENS_MAX, &offer.tokens)?;
+        }
+        Ok(())
+    }
+}
+
+/// A rule that an entry keeps or breaks.
+fn rule(
+    seq: u64,
+    ok: bool,
+    rule: &'static str,
+    expected: &dyn std::fmt::Debug,
+    found: &dyn std::fmt::Debug,
+) -> Result<(), Violation> {
+    if ok {
+        Ok(())
+    } else {
+        Err(Violation { seq, rule, expected: format!("{expected:?}"), found: format!("{found:?}") })
     }
 }

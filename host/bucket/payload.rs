@@ -13,6 +13,7 @@
 //! tensor, offset, elements, data) and does not depend on how Arrow frames them.
 
 use super::frame;
+use super::spool::{Flat, Spool};
 use crate::error::{Error, Result};
 use arrow::array::{
     ArrayRef, BinaryArray, Float32Array, ListArray, RecordBatch, StringArray, UInt32Array, UInt64Array,
@@ -20,7 +21,6 @@ use arrow::array::{
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::ipc::writer::FileWriter;
-use bytes::Bytes;
 use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt, WriteMultipart};
@@ -136,13 +136,13 @@ fn batch(schema: &Arc<Schema>, chunk: Chunk) -> Result<RecordBatch> {
 /// the only copy in memory. Keys of payloads are unique to their content or their writer, so no condition is needed.
 ///
 /// # Errors
-/// Unavailable, naming the key. A failed upload leaves no object.
+/// Unavailable, naming the key, and whatever the chunks fail with. A failed upload leaves no object.
 pub async fn write<H: Serialize>(
     store: &dyn ObjectStore,
     key: &Path,
     header: &H,
     encoded: bool,
-    chunks: impl Iterator<Item = Chunk>,
+    chunks: impl Iterator<Item = Result<Chunk>>,
 ) -> Result<u64> {
     let ipc = |e| Error::bug(format!("{key}: writing Arrow IPC to memory failed")).because(e);
     let unavailable = |e: StoreError| Error::unavailable(format!("{key}: cannot be written")).because(e);
@@ -152,7 +152,7 @@ pub async fn write<H: Serialize>(
     let mut upload: Option<WriteMultipart> = None;
     let mut written = 0u64;
     for chunk in chunks {
-        writer.write(&batch(&schema, chunk)?).map_err(ipc)?;
+        writer.write(&batch(&schema, chunk?)?).map_err(ipc)?;
         if writer.get_ref().len() >= PART_BYTES {
             let part = std::mem::take(writer.get_mut());
             written += part.len() as u64;
@@ -193,89 +193,153 @@ pub struct Object<H> {
     pub chunks: Vec<Chunk>,
 }
 
-/// Reads the object under `key`, at most `bytes_max` bytes of it.
+/// An object that was fetched: its header, and its chunks where they can be read one by one, as often as needed, always the same bytes.
+#[derive(Debug)]
+pub struct Stored<H> {
+    /// The header.
+    pub header: H,
+    name: String,
+    contents: frame::Contents,
+    spool: Spool,
+}
+
+impl<H> Stored<H> {
+    /// Its chunks, in order.
+    ///
+    /// # Errors
+    /// Each may be corrupt, or unavailable where a temporary file cannot be read.
+    pub fn chunks(&self) -> impl Iterator<Item = Result<Chunk>> + '_ {
+        (0..self.contents.chunks()).map(|i| {
+            let corrupt = |problem| Error::corrupt(format!("{}: {problem}", self.name));
+            let (start, length) = self.contents.place(i).map_err(corrupt)?;
+            let batch = self.spool.part(start, length)?.unwrap_or_default();
+            self.contents.chunk(i, &batch).map_err(corrupt)
+        })
+    }
+}
+
+/// Fetches the object under `key`, at most `bytes_max` bytes of it; beyond `memory_max` bytes into a temporary file.
 ///
 /// # Errors
 /// Unavailable if the store does not answer or the object is absent; corrupt if it is larger than `bytes_max`, not an Arrow IPC file of
 /// this schema, or its header is not what is expected.
-pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, bytes_max: u64) -> Result<Object<H>> {
+pub async fn fetch<H: DeserializeOwned>(
+    store: &dyn ObjectStore,
+    key: &Path,
+    bytes_max: u64,
+    memory_max: usize,
+) -> Result<Stored<H>> {
     let unavailable = |e: StoreError| Error::unavailable(format!("{key}: cannot be read")).because(e);
     let found = store.get(key).await.map_err(unavailable)?;
     if found.meta.size > bytes_max {
         return Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found {}", found.meta.size)));
     }
     let announced = found.meta.size;
-    let mut body = Vec::with_capacity(announced as usize);
+    let mut spool = Spool::new(memory_max);
     let mut stream = found.into_stream();
     while let Some(part) = stream.next().await {
         let part = part.map_err(unavailable)?;
-        if body.len() as u64 + part.len() as u64 > bytes_max {
+        if spool.bytes() + part.len() as u64 > bytes_max {
             return Err(Error::corrupt(format!(
                 "{key}: expected at most {bytes_max} bytes, found more than the store had announced"
             )));
         }
-        body.extend_from_slice(&part);
+        spool.push(&part)?;
     }
     // A body that was cut off on its way is no damaged object.
-    if body.len() as u64 != announced {
-        return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", body.len())));
+    if spool.bytes() != announced {
+        return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", spool.bytes())));
     }
-    parse(key.as_ref(), body.into())
+    open(key.as_ref(), spool)
 }
 
-/// Parses an object that `name` was read from.
+/// Opens an object that `name` was read from.
 ///
 /// # Errors
-/// Corrupt, as [`read`].
-pub fn parse<H: DeserializeOwned>(name: &str, body: Bytes) -> Result<Object<H>> {
-    let (text, chunks) = frame::read(&body).map_err(|problem| Error::corrupt(format!("{name}: {problem}")))?;
-    let header = serde_json::from_str(&text)
+/// Corrupt, as [`fetch`].
+fn open<H: DeserializeOwned>(name: &str, spool: Spool) -> Result<Stored<H>> {
+    let corrupt = |problem| Error::corrupt(format!("{name}: {problem}"));
+    let ends = spool.bytes().min(frame::TAIL_BYTES as u64);
+    let first = spool.part(0, ends as usize)?.unwrap_or_default();
+    let last = spool.part(spool.bytes() - ends, ends as usize)?.unwrap_or_default();
+    let (start, length) = frame::footer(spool.bytes(), &first, &last).map_err(corrupt)?;
+    let contents = frame::Contents::read(&spool.part(start, length)?.unwrap_or_default()).map_err(corrupt)?;
+    let header = serde_json::from_str(&contents.header)
         .map_err(|e| Error::corrupt(format!("{name}: its header is not of the expected form")).because(e))?;
-    Ok(Object { header, chunks })
+    Ok(Stored { header, name: name.to_string(), contents, spool })
 }
 
-/// Cuts the flat vectors of one section into chunks: `lengths` are the elements of its tensors, one after another in `flat`.
-pub fn cut<'a>(
+/// Reads the object under `key` into memory, at most `bytes_max` bytes of it.
+///
+/// # Errors
+/// As [`fetch`]; corrupt if a chunk is damaged.
+pub async fn read<H: DeserializeOwned>(store: &dyn ObjectStore, key: &Path, bytes_max: u64) -> Result<Object<H>> {
+    let stored = fetch(store, key, bytes_max, usize::MAX).await?;
+    let chunks = stored.chunks().collect::<Result<Vec<Chunk>>>()?;
+    Ok(Object { header: stored.header, chunks })
+}
+
+/// Cuts the values of one section into chunks: `lengths` are the elements of its tensors, one after another in `flat`.
+///
+/// # Errors
+/// Each may be unavailable where the values lie in a temporary file.
+pub fn cut<'a, F: Flat>(
     section: &'a str,
     lengths: &'a [usize],
-    flat: &'a [f32],
+    flat: &'a F,
     chunk_elements: usize,
-) -> impl Iterator<Item = Chunk> + 'a {
+) -> impl Iterator<Item = Result<Chunk>> + 'a {
     let mut start = 0usize;
     lengths.iter().enumerate().flat_map(move |(tensor, &length)| {
         let tensor_start = start;
         start += length;
         (0..length).step_by(chunk_elements).map(move |offset| {
-            let elements = chunk_elements.min(length - offset);
-            let at = tensor_start + offset;
-            Chunk {
+            let mut values = vec![0.0; chunk_elements.min(length - offset)];
+            flat.read(tensor_start + offset, &mut values)?;
+            Ok(Chunk {
                 section: section.to_string(),
                 tensor: tensor as u32,
                 offset: offset as u64,
-                elements: elements as u32,
-                data: Data::Values(flat[at..at + elements].to_vec()),
-            }
+                elements: values.len() as u32,
+                data: Data::Values(values),
+            })
         })
     })
 }
 
-/// Puts the chunks of `section` together again: a flat vector of the tensors of `lengths`.
-///
-/// # Errors
-/// Corrupt: a chunk is missing, doubled, out of order or does not belong there.
-pub fn join(name: &str, section: &str, lengths: &[usize], chunks: &[Chunk]) -> Result<Vec<f32>> {
-    let total: usize = lengths.iter().sum();
-    let mut flat = Vec::with_capacity(total);
-    let (mut tensor, mut offset) = (0usize, 0usize);
-    for chunk in chunks.iter().filter(|c| c.section == section) {
+/// Puts the chunks of one section together again, one after another.
+pub struct Joiner<'a> {
+    name: &'a str,
+    section: String,
+    lengths: &'a [usize],
+    tensor: usize,
+    offset: usize,
+    joined: usize,
+}
+
+impl<'a> Joiner<'a> {
+    /// For `section` of the object `name`, whose tensors have `lengths` elements.
+    pub fn new(name: &'a str, section: impl Into<String>, lengths: &'a [usize]) -> Joiner<'a> {
+        Joiner { name, section: section.into(), lengths, tensor: 0, offset: 0, joined: 0 }
+    }
+
+    /// The next chunk of the object: where its values begin in the flat vector, and they themselves; none if it is of another section.
+    ///
+    /// # Errors
+    /// Corrupt: a chunk is missing, doubled, out of order or does not belong there.
+    pub fn take<'c>(&mut self, chunk: &'c Chunk) -> Result<Option<(usize, &'c [f32])>> {
+        let Joiner { name, section, lengths, tensor, offset, joined } = self;
+        if chunk.section != *section {
+            return Ok(None);
+        }
         let Data::Values(values) = &chunk.data else {
             return Err(Error::corrupt(format!("{name}: section {section}: expected values, found encoded bytes")));
         };
-        let fits = chunk.tensor as usize == tensor
-            && chunk.offset as usize == offset
-            && tensor < lengths.len()
+        let fits = chunk.tensor as usize == *tensor
+            && chunk.offset as usize == *offset
+            && *tensor < lengths.len()
             && !values.is_empty()
-            && offset + values.len() <= lengths[tensor];
+            && *offset + values.len() <= lengths[*tensor];
         if !fits {
             return Err(Error::corrupt(format!(
                 "{name}: section {section}: expected a chunk of tensor {tensor} at {offset}, found one of tensor {} at {} with {} values",
@@ -284,24 +348,49 @@ pub fn join(name: &str, section: &str, lengths: &[usize], chunks: &[Chunk]) -> R
                 values.len()
             )));
         }
-        flat.extend_from_slice(values);
-        offset += values.len();
-        if offset == lengths[tensor] {
-            (tensor, offset) = (tensor + 1, 0);
+        let start = *joined;
+        *joined += values.len();
+        *offset += values.len();
+        if *offset == lengths[*tensor] {
+            (*tensor, *offset) = (*tensor + 1, 0);
+        }
+        Ok(Some((start, values)))
+    }
+
+    /// All chunks have been there.
+    ///
+    /// # Errors
+    /// Corrupt: some are missing.
+    pub fn finish(self) -> Result<()> {
+        let Joiner { name, section, lengths, joined, .. } = self;
+        let total: usize = lengths.iter().sum();
+        if joined == total {
+            return Ok(());
+        }
+        Err(Error::corrupt(format!("{name}: section {section}: expected {total} values, found {joined}")))
+    }
+}
+
+/// Puts the chunks of `section` together again: a flat vector of the tensors of `lengths`.
+///
+/// # Errors
+/// Corrupt, as [`Joiner`].
+pub fn join(name: &str, section: &str, lengths: &[usize], chunks: &[Chunk]) -> Result<Vec<f32>> {
+    let mut joiner = Joiner::new(name, section, lengths);
+    let mut flat = Vec::with_capacity(lengths.iter().sum());
+    for chunk in chunks {
+        if let Some((_, values)) = joiner.take(chunk)? {
+            flat.extend_from_slice(values);
         }
     }
-    if flat.len() != total {
-        return Err(Error::corrupt(format!(
-            "{name}: section {section}: expected {total} values, found {}",
-            flat.len()
-        )));
-    }
+    joiner.finish()?;
     Ok(flat)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use object_store::memory::InMemory;
     use proptest::prelude::*;
 
@@ -314,11 +403,11 @@ mod tests {
         #[test]
         fn what_was_written_is_read(lengths in prop::collection::vec(1usize..300, 1..5), chunk in 1usize..100) {
             let flat: Vec<f32> = (0..lengths.iter().sum::<usize>()).map(|i| i as f32 * 0.5 - 7.0).collect();
-            let chunks: Vec<Chunk> = cut("parameters", &lengths, &flat, chunk).collect();
+            let chunks: Vec<Chunk> = cut("parameters", &lengths, &flat, chunk).collect::<Result<_>>().unwrap();
             let store = InMemory::new();
             let key = Path::from("a/b.arrow");
             let object = runtime().block_on(async {
-                write(&store, &key, &"head", false, chunks.clone().into_iter()).await.unwrap();
+                write(&store, &key, &"head", false, chunks.clone().into_iter().map(Ok)).await.unwrap();
                 read::<String>(&store, &key, 1 << 20).await.unwrap()
             });
             prop_assert_eq!(&object.header, "head");
@@ -332,26 +421,37 @@ mod tests {
             let chunk = Chunk { section: "offer".into(), tensor: 0, offset: 0, elements: 3, data };
             let chunks = [chunk.clone(), Chunk { tensor: 1, ..chunk }];
             let body = bytes_of(&chunks, encoded);
-            prop_assert_eq!(&parse::<String>("x", body.clone()).unwrap().chunks, &chunks);
+            for memory_max in [0, usize::MAX] {
+                prop_assert_eq!(&parse(&body, memory_max).unwrap().chunks, &chunks);
+            }
             let truncated = body.slice(..cut_at % body.len());
-            prop_assert!(parse::<String>("x", truncated).is_err());
+            prop_assert!(parse(&truncated, usize::MAX).is_err());
             let mut flipped = body.to_vec();
             for (at, bits) in flips {
                 let at = at % flipped.len();
                 flipped[at] ^= bits;
             }
             // Damaged bytes are refused here or change the content hash; either way nobody merges them as what they were.
-            if let Ok(object) = parse::<String>("x", flipped.into()) {
+            if let Ok(object) = parse(&flipped, usize::MAX) {
                 prop_assert_eq!(object.chunks == chunks, content_hash(&object.chunks) == content_hash(&chunks));
             }
         }
+    }
+
+    /// Parses what lies in memory or, beyond a few bytes, on disk.
+    fn parse(body: &[u8], memory_max: usize) -> Result<Object<String>> {
+        let mut spool = Spool::new(memory_max);
+        spool.push(body)?;
+        let stored = open("x", spool)?;
+        let chunks = stored.chunks().collect::<Result<Vec<Chunk>>>()?;
+        Ok(Object { header: stored.header, chunks })
     }
 
     fn bytes_of(chunks: &[Chunk], encoded: bool) -> Bytes {
         let store = InMemory::new();
         let key = Path::from("a/b.arrow");
         runtime().block_on(async {
-            write(&store, &key, &"head", encoded, chunks.iter().cloned()).await.unwrap();
+            write(&store, &key, &"head", encoded, chunks.iter().cloned().map(Ok)).await.unwrap();
             store.get(&key).await.unwrap().bytes().await.unwrap()
         })
     }
@@ -396,7 +496,7 @@ mod tests {
         let store = InMemory::new();
         let key = Path::from("a.arrow");
         let error = runtime().block_on(async {
-            write(&store, &key, &"h", false, cut("parameters", &[1000], &[0.0; 1000], 100)).await.unwrap();
+            write(&store, &key, &"h", false, cut("parameters", &[1000], &vec![0.0; 1000], 100)).await.unwrap();
             read::<String>(&store, &key, 100).await.unwrap_err()
         });
         assert!(error.to_string().contains("at most 100 bytes"), "{error}");

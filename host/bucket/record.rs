@@ -90,7 +90,8 @@ pub struct Version {
 pub enum Fate {
     /// It is part of the commit that names it.
     Merged,
-    /// It came after its round was committed, or its base was too old; its progress goes out with the island's next offer.
+    /// It came after its round was closed, its base was too old, or its round was skipped for want of others; its progress goes out with the
+    /// island's next offer.
     Late,
     /// A newer life of the same island has taken its place.
     Superseded,
@@ -173,6 +174,18 @@ pub struct Commit {
     pub reason: String,
 }
 
+/// A round that was closed without a merge, because too few of the offers for it may be merged: their islands cannot offer for it again, and
+/// would wait for it for ever. Its fragment keeps its version.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Skip {
+    /// Index of the round; its fragment is round mod P.
+    pub round: u64,
+    /// Every offer that got its fate with this entry, of this and of earlier rounds: none merged, at least one of this round.
+    pub offers: Vec<OfferRecord>,
+    /// Why the round was skipped when it was.
+    pub reason: String,
+}
+
 /// What a log entry says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -186,6 +199,8 @@ pub enum Body {
     },
     /// A merged round.
     Commit(Box<Commit>),
+    /// A round without a merge.
+    Skip(Box<Skip>),
     /// A syncer takes the role.
     Term {
         /// Number of the term, one more than the last.
@@ -371,6 +386,7 @@ mod tests {
             weight: 10.0,
             fate: Fate::Refused("why".into()),
         };
+        let skip = Skip { round: 28, offers: vec![offer.clone()], reason: "nothing to merge".into() };
         let commit = Commit {
             round: 27,
             base: version.clone(),
@@ -386,6 +402,7 @@ mod tests {
         for body in [
             Body::Start { versions: vec![version], window: 2 },
             Body::Commit(Box::new(commit)),
+            Body::Skip(Box::new(skip)),
             Body::Term { number: 1 },
             Body::Stop { reason: "done".into() },
         ] {

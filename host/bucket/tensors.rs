@@ -3,9 +3,10 @@
 
 use super::key::OfferId;
 use super::ledger::{Ledger, MEMORY_ROUNDS};
-use super::payload::{self, Chunk, Object, content_hash, cut, join};
+use super::payload::{self, Chunk, Joiner, Object, Stored, content_hash, cut, join};
 use super::record::{Body, Entry, FORMAT, Version};
 use super::run::Bucket;
+use super::spool::{Flat, MEMORY_BYTES, Vector};
 use crate::data::Cursor;
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
@@ -115,6 +116,9 @@ pub struct CheckpointHeader {
     pub hash: String,
 }
 
+/// The most vectors that an outer optimiser's state has.
+const SLOTS_MAX: usize = 8;
+
 /// A checkpoint, read: header, parameters, first and second moments, each in the arena's order.
 pub type Checkpoint = (CheckpointHeader, Vec<f32>, Vec<f32>, Vec<f32>);
 
@@ -154,6 +158,42 @@ fn check_content<H>(key: &Path, object: &Object<H>, stated: &str) -> Result<()> 
     check_same(key, "content hash", stated, &content_hash(&object.chunks))
 }
 
+/// The content hash of chunks that are made one by one.
+fn hash_of(chunks: impl Iterator<Item = Result<Chunk>>) -> Result<String> {
+    let mut hash = payload::ContentHash::default();
+    for chunk in chunks {
+        hash.add(&chunk?);
+    }
+    Ok(hash.finish())
+}
+
+/// Reads the sections of an object into vectors, one pass over its chunks; returns its content hash, too. Every value is finite.
+fn vectors<H>(
+    key: &Path,
+    object: &Stored<H>,
+    sections: &[String],
+    lengths: &[usize],
+    memory_max: usize,
+) -> Result<(Vec<Vector>, String)> {
+    let elements = lengths.iter().sum();
+    let mut joiners: Vec<Joiner<'_>> =
+        sections.iter().map(|section| Joiner::new(key.as_ref(), section, lengths)).collect();
+    let vectors: Vec<Vector> = sections.iter().map(|_| Vector::zeros(elements, memory_max)).collect::<Result<_>>()?;
+    let mut hash = payload::ContentHash::default();
+    for chunk in object.chunks() {
+        let chunk = chunk?;
+        hash.add(&chunk);
+        for (joiner, vector) in joiners.iter_mut().zip(&vectors) {
+            if let Some((start, values)) = joiner.take(&chunk)? {
+                check_finite(key, values)?;
+                vector.write(start, values)?;
+            }
+        }
+    }
+    joiners.into_iter().try_for_each(Joiner::finish)?;
+    Ok((vectors, hash.finish()))
+}
+
 /// The hash by which a version names a state: over its content and its memo.
 fn state_hash(content: &str, memo: &[u8]) -> String {
     let mut text = content.as_bytes().to_vec();
@@ -166,11 +206,15 @@ impl Bucket {
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn put_fragment(&self, fragments: &Fragments, p: usize, round: u64, values: &[f32]) -> Result<String> {
+    pub async fn put_fragment(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        round: u64,
+        values: &impl Flat,
+    ) -> Result<String> {
         let lengths = lengths(fragments, p);
-        let mut hash = payload::ContentHash::default();
-        cut("parameters", &lengths, values, CHUNK_ELEMENTS).for_each(|c| hash.add(&c));
-        let hash = hash.finish();
+        let hash = hash_of(cut("parameters", &lengths, values, CHUNK_ELEMENTS))?;
         let header = FragmentHeader {
             format: FORMAT,
             layout: fragments.fingerprint().into(),
@@ -205,16 +249,33 @@ impl Bucket {
     /// # Errors
     /// Unavailable; corrupt if it is not what the log names.
     pub async fn fragment(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<Vec<f32>> {
+        self.fragment_within(fragments, p, version, usize::MAX).await?.into_vec()
+    }
+
+    /// As [`Bucket::fragment`], in memory that does not grow with the fragment.
+    ///
+    /// # Errors
+    /// As [`Bucket::fragment`].
+    pub async fn fragment_spooled(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<Vector> {
+        self.fragment_within(fragments, p, version, MEMORY_BYTES).await
+    }
+
+    async fn fragment_within(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        version: &Version,
+        memory_max: usize,
+    ) -> Result<Vector> {
         let key = self.keys.fragment(p, version.round, &version.hash);
         let lengths = lengths(fragments, p);
         let limit = bytes_max(fragments.elements(p), chunk_count(&lengths));
-        let object = payload::read::<FragmentHeader>(&*self.store, &key, limit).await?;
+        let object = payload::fetch::<FragmentHeader>(&*self.store, &key, limit, memory_max).await?;
         check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
-        check_content(&key, &object, &version.hash)?;
-        let values = join(key.as_ref(), "parameters", &lengths, &object.chunks)?;
-        check_finite(&key, &values)?;
-        Ok(values)
+        let (mut vectors, hash) = vectors(&key, &object, &["parameters".to_string()], &lengths, memory_max)?;
+        check_same(&key, "content hash", &version.hash, &hash)?;
+        Ok(vectors.remove(0))
     }
 
     /// Writes the outer optimiser's state (each slot as long as the fragment) and its memo; returns the hash that names both.
@@ -226,15 +287,13 @@ impl Bucket {
         fragments: &Fragments,
         p: usize,
         round: u64,
-        slots: &[Vec<f32>],
+        slots: &[impl Flat],
         memo: &[u8],
     ) -> Result<String> {
         let lengths = lengths(fragments, p);
         let names: Vec<String> = (0..slots.len()).map(|i| format!("state.{i}")).collect();
         let chunks = || names.iter().zip(slots).flat_map(|(name, slot)| cut(name, &lengths, slot, CHUNK_ELEMENTS));
-        let mut content = payload::ContentHash::default();
-        chunks().for_each(|c| content.add(&c));
-        let content = content.finish();
+        let content = hash_of(chunks())?;
         let hash = state_hash(&content, memo);
         let header = StateHeader {
             format: FORMAT,
@@ -259,22 +318,45 @@ impl Bucket {
         p: usize,
         version: &Version,
     ) -> Result<(Vec<Vec<f32>>, Vec<u8>)> {
+        let (slots, memo) = self.fragment_state_within(fragments, p, version, usize::MAX).await?;
+        Ok((slots.into_iter().map(Vector::into_vec).collect::<Result<_>>()?, memo))
+    }
+
+    /// As [`Bucket::fragment_state`], in memory that does not grow with the fragment.
+    ///
+    /// # Errors
+    /// As [`Bucket::fragment_state`].
+    pub async fn fragment_state_spooled(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        version: &Version,
+    ) -> Result<(Vec<Vector>, Vec<u8>)> {
+        self.fragment_state_within(fragments, p, version, MEMORY_BYTES).await
+    }
+
+    async fn fragment_state_within(
+        &self,
+        fragments: &Fragments,
+        p: usize,
+        version: &Version,
+        memory_max: usize,
+    ) -> Result<(Vec<Vector>, Vec<u8>)> {
         let Some(hash) = &version.state else { return Ok((Vec::new(), Vec::new())) };
         let key = self.keys.fragment_state(p, version.round, hash);
         let lengths = lengths(fragments, p);
-        let limit = bytes_max(8 * fragments.elements(p), 8 * chunk_count(&lengths)) + (1 << 20);
-        let object = payload::read::<StateHeader>(&*self.store, &key, limit).await?;
+        let limit = bytes_max(SLOTS_MAX * fragments.elements(p), SLOTS_MAX * chunk_count(&lengths)) + (1 << 20);
+        let object = payload::fetch::<StateHeader>(&*self.store, &key, limit, memory_max).await?;
         check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
-        check_same(&key, "hash", hash, &state_hash(&content_hash(&object.chunks), &object.header.memo))?;
-        let slots: Result<Vec<Vec<f32>>> = (0..object.header.slots)
-            .map(|i| {
-                let values = join(key.as_ref(), &format!("state.{i}"), &lengths, &object.chunks)?;
-                check_finite(&key, &values)?;
-                Ok(values)
-            })
-            .collect();
-        Ok((slots?, object.header.memo))
+        let slots = object.header.slots;
+        if slots > SLOTS_MAX {
+            return Err(Error::corrupt(format!("{key}: expected at most {SLOTS_MAX} vectors of state, found {slots}")));
+        }
+        let names: Vec<String> = (0..slots).map(|i| format!("state.{i}")).collect();
+        let (vectors, content) = vectors(&key, &object, &names, &lengths, memory_max)?;
+        check_same(&key, "hash", hash, &state_hash(&content, &object.header.memo))?;
+        Ok((vectors, object.header.memo))
     }
 
     /// Publishes an offer. Its key belongs to one life of one island in one round, so writing it again writes the same.
@@ -282,7 +364,7 @@ impl Bucket {
     /// # Errors
     /// Unavailable.
     pub async fn put_offer(&self, header: &OfferHeader, chunks: Vec<Chunk>) -> Result<u64> {
-        payload::write(&*self.store, &self.keys.offer(&header.id), header, true, chunks.into_iter()).await
+        payload::write(&*self.store, &self.keys.offer(&header.id), header, true, chunks.into_iter().map(Ok)).await
     }
 
     /// Reads an offer of at most `bytes_max` bytes. Its facts are the island's claims and still have to be checked.
@@ -294,6 +376,15 @@ impl Bucket {
         let object = payload::read::<OfferHeader>(&*self.store, &key, bytes_max).await?;
         check_content(&key, &object, &object.header.hash)?;
         Ok(object)
+    }
+
+    /// Fetches an offer, in memory that does not grow with it. Nothing has been checked yet, not even that its bytes are those its header names:
+    /// whoever passes over its chunks does.
+    ///
+    /// # Errors
+    /// Unavailable; corrupt if it is not an offer.
+    pub async fn offer_spooled(&self, id: &OfferId, bytes_max: u64) -> Result<Stored<OfferHeader>> {
+        payload::fetch(&*self.store, &self.keys.offer(id), bytes_max, MEMORY_BYTES).await
     }
 
     /// Writes a checkpoint; `header.hash` is filled in here. Vectors in the arena's order. Shape of each: (elements of the model).
@@ -310,12 +401,10 @@ impl Bucket {
         let chunks = || {
             CHECKPOINT_SECTIONS
                 .iter()
-                .zip(vectors)
+                .zip(&vectors)
                 .flat_map(|(section, values)| cut(section, &lengths, values, CHUNK_ELEMENTS))
         };
-        let mut hash = payload::ContentHash::default();
-        chunks().for_each(|c| hash.add(&c));
-        header.hash = hash.finish();
+        header.hash = hash_of(chunks())?;
         let key = self.keys.checkpoint(&header.island, header.step);
         payload::write(&*self.store, &key, &header, false, chunks()).await?;
         Ok(())

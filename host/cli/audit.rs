@@ -18,7 +18,7 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
     if !arguments.json {
         say!(
             "{:>9} {:>9} {:<16} {:>5} {:>9} {:>9} {:>6} {:>10} {:>8}  fate",
-            "commit",
+            "closed",
             "round",
             "island",
             "life",
@@ -37,10 +37,14 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
                 continue;
             }
         };
-        let Body::Commit(commit) = &entry.body else { continue };
-        for offer in &commit.offers {
+        let (round, offers) = match &entry.body {
+            Body::Commit(commit) => (commit.round, &commit.offers),
+            Body::Skip(skip) => (skip.round, &skip.offers),
+            _ => continue,
+        };
+        for offer in offers {
             if arguments.json {
-                let line = serde_json::json!({ "commit": commit.round, "offer": offer });
+                let line = serde_json::json!({ "closed": round, "offer": offer });
                 say!("{line}");
                 continue;
             }
@@ -52,7 +56,7 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
             };
             say!(
                 "{:>9} {:>9} {:<16} {:>5} {:>9} {:>9} {:>6} {:>10.4} {:>8.4}  {fate}",
-                commit.round,
+                round,
                 offer.id.round,
                 offer.id.island,
                 offer.id.incarnation,

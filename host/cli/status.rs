@@ -47,6 +47,9 @@ async fn show(run: &Run) -> Result<()> {
     let state = ledger.stopped.as_deref().map_or("open".to_string(), |reason| format!("ended: {reason}"));
     say!("run {}  ({state})", spec.run);
     say!("  rounds committed {}, tokens merged {} of {}", ledger.rounds_committed(), ledger.tokens(), spec.tokens);
+    if ledger.rounds_skipped() > 0 {
+        say!("  rounds skipped {}: too few of their offers could be merged", ledger.rounds_skipped());
+    }
     let fates = &ledger.fates;
     say!(
         "  offers: {} merged, {} late, {} superseded, {} refused",
@@ -105,8 +108,8 @@ async fn show(run: &Run) -> Result<()> {
             (false, false) => "no",
         };
         // Of the versions that it holds, the oldest.
-        let behind = card.versions.iter().zip(&ledger.versions);
-        let behind = behind.map(|(held, now)| now.round.saturating_sub(*held) / ledger.fragments).max().unwrap_or(0);
+        let behind = card.versions.iter().zip(&ledger.lineages);
+        let behind = behind.filter_map(|(held, lineage)| lineage.since(*held)).max().unwrap_or(0);
         let last = match &account.last {
             None => "none".to_string(),
             Some((round, Fate::Merged)) => format!("round {round} merged"),

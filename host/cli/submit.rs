@@ -6,7 +6,7 @@
 use super::arguments::{SpecArguments, SubmitArguments};
 use super::assembly::{Run, cores, open_corpus, open_for_writing, policy_runtime, policy_wasm};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Location};
+use crate::bucket::{Bucket, Location, Vector};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
@@ -147,12 +147,12 @@ fn try_merge(spec: &Spec, merge: &PolicyUse, wasm: &[u8], fragments: &Fragments,
             token_budget: spec.tokens,
         },
         tensors: &fragments.policy_tensors(p),
-        contributions: vec![(contribution, values.clone())],
-        parameters: values,
-        state: Vec::new(),
-        memo: Vec::new(),
+        contributions: vec![(contribution, Arc::new(Vector::from(values.clone())))],
+        parameters: &Vector::from(values),
+        state: &[],
+        memo: &[],
     };
-    merge_round(&policy, merge.config.as_bytes(), input, 1).map(|_| ()).map_err(refused)
+    merge_round(&policy, merge.config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
 }
 
 /// `tombolo submit`.

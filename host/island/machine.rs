@@ -4,14 +4,15 @@
 //! Per fragment the island knows its base (the version adopted last) and counts steps and tokens since then. It offers for an open round at a
 //! step boundary, once per round and not more often than every H/P steps, so that a fast island does not run ahead and one that lags joins
 //! the open round. After one of its offers was merged it must take in that version (or a newer one) before it offers the fragment again:
-//! otherwise the same tokens would be merged twice.
+//! otherwise the same tokens would be merged twice. A round that is skipped makes no version; an offer for it is settled as not merged, and
+//! its progress goes out with the fragment's next round.
 //!
 //! Taking in a version is an overwrite (α = 0) where the island's progress was merged on the way to it. Where it was not (its offer came
 //! late, or it never got to offer), the island keeps its progress on top of the new version: θ ← Θ − Δ, with Δ = base − θ and the counters
 //! kept, so that nothing is lost and everything goes out with the next offer. Progress from too old a base is dropped.
 
 use crate::bucket::record::{Commit, Fate, Progress, Version};
-use crate::bucket::{FragmentFacts, Ledger};
+use crate::bucket::{FragmentFacts, Ledger, Lineage};
 use std::collections::BTreeSet;
 
 /// The outer loop's numbers that an island needs.
@@ -47,7 +48,7 @@ pub enum Adoption {
     Ignore,
 }
 
-/// What a commit means for this island.
+/// What the end of a round means for this island.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
     /// Fragment of the offer that has its fate.
@@ -62,6 +63,7 @@ pub struct Settled {
 struct Place {
     facts: FragmentFacts,
     current: Version,
+    lineage: Lineage,
     outstanding: Option<u64>,
     merged: Option<u64>,
     /// Of the tokens since the base, those in an offer of this life that was merged.
@@ -98,6 +100,7 @@ impl Machine {
         let places = ledger.versions.iter().enumerate().map(|(p, version)| Place {
             facts: FragmentFacts { base: p as u64, steps: 0, tokens: 0 },
             current: version.clone(),
+            lineage: ledger.lineages[p].clone(),
             outstanding: None,
             merged: merged.and_then(|m| m.get(&(p as u64))).copied(),
             settled: 0,
@@ -156,13 +159,12 @@ impl Machine {
 
     /// Takes in a valid commit. Returns the fate of this island's offer for that round, if it made one.
     pub fn commit(&mut self, commit: &Commit, window: u64) -> Option<Settled> {
-        let p = (commit.round % self.rules.fragments as u64) as usize;
-        self.open = commit.round + 1..commit.round + 1 + window.clamp(1, self.rules.fragments as u64);
-        self.offered = self.offered.split_off(&self.open.start);
+        let p = self.close(commit.round, window);
         self.tokens_merged = commit.tokens;
         self.breadth = commit.offers.iter().filter(|o| o.fate == Fate::Merged).count().max(1) as u64;
         let place = &mut self.places[p];
         place.current = commit.made.clone();
+        place.lineage.push(commit.round, self.rules.staleness_max as usize + 2);
         let merged = commit.offers.iter().find(|o| o.id.island == self.island && o.fate == Fate::Merged);
         let mine = merged.is_some_and(|o| o.id.incarnation == self.incarnation);
         // Any life's merge counts: a new life must not offer what its last one already brought in.
@@ -175,9 +177,26 @@ impl Machine {
                 self.progress.lost -= offer.tokens as i64;
             }
         }
-        // Rounds are committed in order, and an offer is merged in its own round or never.
-        let round = place.outstanding.take_if(|round| *round <= commit.round)?;
-        Some(Settled { fragment: p, round, merged: mine && round == commit.round })
+        self.settled(p, commit.round, mine)
+    }
+
+    /// Takes in a valid skip of `round`. Returns the fate of this island's offer for that round, if it made one: not merged.
+    pub fn skip(&mut self, round: u64, window: u64) -> Option<Settled> {
+        let p = self.close(round, window);
+        self.settled(p, round, false)
+    }
+
+    /// Round `round` is closed; returns its fragment.
+    fn close(&mut self, round: u64, window: u64) -> usize {
+        self.open = round + 1..round + 1 + window.clamp(1, self.rules.fragments as u64);
+        self.offered = self.offered.split_off(&self.open.start);
+        (round % self.rules.fragments as u64) as usize
+    }
+
+    /// Rounds are closed in order, and an offer is merged in its own round or never.
+    fn settled(&mut self, p: usize, closed: u64, merged: bool) -> Option<Settled> {
+        let round = self.places[p].outstanding.take_if(|round| *round <= closed)?;
+        Some(Settled { fragment: p, round, merged: merged && round == closed })
     }
 
     /// The run has ended.
@@ -211,13 +230,12 @@ impl Machine {
             let p = (round % self.rules.fragments as u64) as usize;
             let place = &mut self.places[p];
             let facts = place.facts;
-            let behind = (place.current.round - facts.base.min(place.current.round)) / self.rules.fragments as u64;
             let fit = !self.offered.contains(&round)
                 && place.outstanding.is_none()
                 && facts.steps > 0
                 && facts.tokens > 0
                 && place.merged.is_none_or(|merged| merged <= facts.base)
-                && behind <= self.rules.staleness_max;
+                && place.lineage.since(facts.base).is_some_and(|behind| behind <= self.rules.staleness_max);
             if fit {
                 place.outstanding = Some(round);
                 self.offered.insert(round);
@@ -265,7 +283,8 @@ impl Machine {
         if round <= base {
             return Adoption::Ignore;
         }
-        let too_old = (round - base) / self.rules.fragments as u64 > self.rules.staleness_max + 1;
+        let newer = |than| place.lineage.since(than).unwrap_or(0);
+        let too_old = newer(base).saturating_sub(newer(round)) > self.rules.staleness_max + 1;
         let merged = place.merged.is_some_and(|merged| merged > base);
         self.adopted = self.adopted.max(Some(round));
         place.facts.base = round;

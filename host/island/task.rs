@@ -1,6 +1,7 @@
 //! The transfers of an island, beside its training loop. Each task owns one kind of object; each retries by itself and gives up only with the
 //! process. What cannot be sent is dropped (its progress goes out with a later offer), what cannot be fetched is asked for again.
 
+use super::machine::Settled;
 use super::stepper::{CheckpointJob, Shared, Snapshot};
 use crate::bucket::payload::{Chunk, Data, content_hash};
 use crate::bucket::record::{Body, Card, FORMAT, IslandState};
@@ -91,12 +92,20 @@ impl Crew {
         match &entry.body {
             Body::Commit(commit) => {
                 let settled = self.shared.machine().commit(commit, window);
-                if let Some(settled) = settled {
-                    self.feedback().decided(settled.fragment, settled.merged);
-                }
+                self.settle(settled);
+            }
+            Body::Skip(skip) => {
+                let settled = self.shared.machine().skip(skip.round, window);
+                self.settle(settled);
             }
             Body::Stop { reason } => self.shared.machine().stop(reason),
             Body::Start { .. } | Body::Term { .. } => {}
+        }
+    }
+
+    fn settle(&self, settled: Option<Settled>) {
+        if let Some(settled) = settled {
+            self.feedback().decided(settled.fragment, settled.merged);
         }
     }
 

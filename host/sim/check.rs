@@ -17,6 +17,8 @@ pub struct Checked {
     pub entries: u64,
     /// Commits.
     pub rounds: u64,
+    /// Rounds that were skipped.
+    pub skipped: u64,
     /// Offers by fate.
     pub fates: BTreeMap<String, u64>,
     /// Commits that were recomputed to the same bytes.
@@ -119,6 +121,7 @@ impl State {
                 Ok(())
             }
             Some("commit") => self.commit(entry, checked),
+            Some("skip") => self.skip(entry, checked),
             other => Err(wrong(format!("an entry of kind {other:?}"))),
         }
     }
@@ -143,8 +146,11 @@ impl State {
     fn commit(&mut self, entry: &Value, checked: &mut Checked) -> Result<()> {
         let fragments = self.versions.len() as u64;
         let round = number(entry, "round")?;
-        if round != fragments + checked.rounds {
-            return Err(wrong(format!("round {round} is committed as number {}", checked.rounds)));
+        if round != fragments + checked.rounds + checked.skipped {
+            return Err(wrong(format!(
+                "round {round} is committed after {} and {} skipped",
+                checked.rounds, checked.skipped
+            )));
         }
         checked.rounds += 1;
         let p = (round % fragments) as usize;
@@ -156,11 +162,7 @@ impl State {
         for offer in entry["offers"].as_array().into_iter().flatten() {
             let (island, life) =
                 (offer["island"].as_str().unwrap_or_default().to_string(), number(offer, "incarnation")?);
-            if !self.fated.insert((number(offer, "round")?, island.clone(), life)) {
-                return Err(wrong(format!("a second fate for {offer}")));
-            }
-            let fate = offer["fate"].as_str().unwrap_or("refused").to_string();
-            *checked.fates.entry(fate.clone()).or_default() += 1;
+            let fate = self.fate(offer, checked)?;
             if fate != "merged" {
                 continue;
             }
@@ -197,5 +199,34 @@ impl State {
         }
         self.versions[p] = (round, made["hash"].as_str().unwrap_or_default().into());
         Ok(())
+    }
+
+    /// A round without a merge: the next one, for at least one offer of its own, and none of its offers merged. Versions and tokens stay.
+    fn skip(&mut self, entry: &Value, checked: &mut Checked) -> Result<()> {
+        let round = number(entry, "round")?;
+        let next = self.versions.len() as u64 + checked.rounds + checked.skipped;
+        if round != next {
+            return Err(wrong(format!("round {round} is skipped where {next} is next")));
+        }
+        checked.skipped += 1;
+        let mut own = 0;
+        for offer in entry["offers"].as_array().into_iter().flatten() {
+            if self.fate(offer, checked)? == "merged" {
+                return Err(wrong(format!("a skipped round merges {offer}")));
+            }
+            own += u64::from(number(offer, "round")? == round);
+        }
+        if own == 0 { Err(wrong(format!("round {round} is skipped without an offer"))) } else { Ok(()) }
+    }
+
+    /// An offer's fate, which it has once.
+    fn fate(&mut self, offer: &Value, checked: &mut Checked) -> Result<String> {
+        let island = offer["island"].as_str().unwrap_or_default().to_string();
+        if !self.fated.insert((number(offer, "round")?, island, number(offer, "incarnation")?)) {
+            return Err(wrong(format!("a second fate for {offer}")));
+        }
+        let fate = offer["fate"].as_str().unwrap_or("refused").to_string();
+        *checked.fates.entry(fate.clone()).or_default() += 1;
+        Ok(fate)
     }
 }

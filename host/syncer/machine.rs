@@ -6,6 +6,11 @@
 //! would be merged one at a time. **Breadth before freshness**: the window is at least as long as the islands that keep up have needed lately,
 //! up to [`GRACE_STEPS_MAX`] steps; rounds are then further apart, and nobody waits for it but the round itself.
 //!
+//! An offer that is turned down (refused, or from too old a base) never counts towards the quorum, but its island has answered: it cannot offer
+//! for that round again, and is not waited for. Where a round has too few offers for its quorum and such answers are all that is still to be had
+//! within the window, it is **skipped**: closed without a merge, so that every island learns what became of its offer and offers for the
+//! fragment's next round.
+//!
 //! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; one that does not is not waited for,
 //! but merged whenever its offer is there in time.
 
@@ -28,6 +33,36 @@ const RECORDS_MAX: usize = 256;
 const STEP_MS_MAX: f64 = 3_600_000.0;
 /// A heartbeat that has not moved for this long is a dead island's.
 const DEAD_AFTER: Duration = Duration::from_secs(6);
+
+/// How long an acting syncer may get nothing done that it owes, before it leaves its role to another. Longer than any one fetch, put, or chunk
+/// of a merge should take: whoever comes next would be no faster.
+const NEGLECTED_AFTER: Duration = Duration::from_secs(120);
+/// The longest time between two looks at a silent island's card.
+const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// How long after one look at an island's card the next is due, if it has been silent for so long: at once while it beats, ever more rarely
+/// later, so that islands that are gone for good cost next to nothing.
+pub fn next_look(silent: Duration) -> Duration {
+    (silent / 8).min(LOOK_MAX)
+}
+
+/// Whether an acting syncer deserves its role. One that can beat but not, say, read offers would otherwise keep it for ever.
+#[derive(Debug, Clone, Default)]
+pub struct Duty {
+    moved: u64,
+    since: Option<Instant>,
+}
+
+impl Duty {
+    /// Looks again: whether a round could be closed if it were not for this syncer's own work, and a count that grows with everything that it gets
+    /// done. False once nothing has got done for [`NEGLECTED_AFTER`] although it was owed.
+    pub fn is_done(&mut self, owes: bool, moved: u64, now: Instant) -> bool {
+        if !owes || moved != self.moved || self.since.is_none() {
+            (self.moved, self.since) = (moved, owes.then_some(now));
+        }
+        self.since.is_none_or(|since| now - since < NEGLECTED_AFTER)
+    }
+}
 
 /// The outer loop's numbers that the syncer needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,6 +110,8 @@ pub enum Decision {
     Wait(Duration),
     /// Close the next round with the offers that are in, for this reason.
     Close(String),
+    /// Close the next round without a merge, for this reason.
+    Skip(String),
 }
 
 #[derive(Debug, Clone)]
@@ -94,8 +131,8 @@ pub struct Machine {
     rules: Rules,
     /// Offers that may be merged, of rounds not committed yet, with the time when each was seen.
     good: BTreeMap<OfferId, (Facts, Instant)>,
-    /// Fates that the next commit has to carry.
-    pending: Vec<OfferRecord>,
+    /// Fates that the next entry has to carry, with the time when each offer was seen.
+    pending: Vec<(OfferRecord, Instant)>,
     seen: BTreeSet<OfferId>,
     islands: BTreeMap<String, Island>,
     quorum_ms: f64,
@@ -137,9 +174,9 @@ impl Machine {
             return;
         }
         match verdict {
-            Verdict::Decided(record) => self.pending.push(record),
+            Verdict::Decided(record) => self.pending.push((record, now)),
             Verdict::Good(facts) if id.incarnation < newest_incarnation => {
-                self.pending.push(facts.record(0.0, Fate::Superseded));
+                self.pending.push((facts.record(0.0, Fate::Superseded), now));
             }
             Verdict::Good(facts) => {
                 self.good.insert(id.clone(), (facts, now));
@@ -154,8 +191,14 @@ impl Machine {
         let newest = self.good.keys().filter(|o| same(o)).map(|o| o.incarnation).max().unwrap_or(0);
         let old: Vec<OfferId> = self.good.keys().filter(|o| same(o) && o.incarnation < newest).cloned().collect();
         for id in old {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            self.pending.push(facts.record(0.0, Fate::Superseded));
+            self.turn_down(&id, Fate::Superseded);
+        }
+    }
+
+    /// A good offer gets another fate.
+    fn turn_down(&mut self, id: &OfferId, fate: Fate) {
+        if let Some((facts, at)) = self.good.remove(id) {
+            self.pending.push((facts.record(0.0, fate), at));
         }
     }
 
@@ -219,37 +262,59 @@ impl Machine {
     pub fn decide(&self, ledger: &Ledger, now: Instant) -> Decision {
         let round = ledger.next_round;
         let mut seen: Vec<Instant> = self.of_round(round).map(|(_, (_, at))| *at).collect();
-        if seen.len() < self.rules.quorum {
-            return Decision::Idle;
-        }
         seen.sort();
-        let quorum_at = seen[self.rules.quorum - 1];
+        // Where too few may be merged, the window is counted from the first answer that was turned down; without one there is nothing to end.
+        let quorum = seen.get(self.rules.quorum - 1).copied();
+        let Some(from) = quorum.or_else(|| self.turned_down(round).map(|(_, at)| *at).min()) else {
+            return Decision::Idle;
+        };
         let wait = |until: Instant| Decision::Wait(until - now);
+        let end = |reason: String| match quorum {
+            Some(_) => Decision::Close(reason),
+            None => Decision::Skip(format!("{} of {} offers may be merged; {reason}", seen.len(), self.rules.quorum)),
+        };
         if let Some(due) = self.due_at
             && now < due
         {
             return wait(due);
         }
-        if ledger.rounds_committed() == 0 && seen.len() < self.rules.islands && now - quorum_at < GRACE_UNKNOWN {
-            return wait(quorum_at + GRACE_UNKNOWN);
+        let answers = seen.len() + self.turned_down(round).count();
+        if ledger.rounds_committed() == 0 && answers < self.rules.islands && now - from < GRACE_UNKNOWN {
+            return wait(from + GRACE_UNKNOWN);
         }
-        let missing: Vec<&str> = self
-            .expected(now)
-            .into_iter()
-            .filter(|name| !self.of_round(round).any(|(id, _)| id.island == **name))
-            .collect();
-        if missing.is_empty() {
-            return Decision::Close("every island that keeps up is in".into());
+        let expected = self.expected(now);
+        // A skip has no hurry: where nobody is known who could have answered, its round stays open for the whole window.
+        let known = quorum.is_some() || !expected.is_empty();
+        let missing: Vec<&str> = expected.into_iter().filter(|name| !self.has_answered(name, round)).collect();
+        if missing.is_empty() && known {
+            return end("every island that keeps up is in".into());
         }
         let grace = self.grace(now);
-        if now - quorum_at >= grace {
-            return Decision::Close(format!(
-                "the grace window of {:.0} ms is over without {}",
-                clock::ms(grace),
-                missing.join(", ")
-            ));
+        if now - from >= grace {
+            let without = if missing.is_empty() { String::new() } else { format!(" without {}", missing.join(", ")) };
+            return end(format!("the grace window of {:.0} ms is over{without}", clock::ms(grace)));
         }
-        wait(quorum_at + grace)
+        wait(from + grace)
+    }
+
+    /// Whether an island has offered for a round, or cannot any more in its present life.
+    fn has_answered(&self, name: &str, round: u64) -> bool {
+        let life = self.islands.get(name).map_or(0, |island| island.beat.0);
+        self.of_round(round).any(|(id, _)| id.island == name)
+            || self.turned_down(round).any(|(record, _)| record.id.island == name && record.id.incarnation >= life)
+    }
+
+    /// Offers for a round that were turned down, and whose islands wait for its end. One that a newer life supersedes has nobody who waits.
+    fn turned_down(&self, round: u64) -> impl Iterator<Item = &(OfferRecord, Instant)> {
+        self.pending.iter().filter(move |(record, _)| record.id.round == round && record.fate != Fate::Superseded)
+    }
+
+    /// Whether the next round could be closed if it were not for this syncer's own work: what was decided is still to be done, or its quorum is
+    /// listed, with `unfetched` offers that are still to be fetched.
+    pub fn owes(&self, ledger: &Ledger, unfetched: usize, now: Instant) -> bool {
+        let good = self.of_round(ledger.next_round).count();
+        let decided = matches!(self.decide(ledger, now), Decision::Close(_) | Decision::Skip(_));
+        decided || (good < self.rules.quorum && good + unfetched >= self.rules.quorum)
     }
 
     fn of_round(&self, round: u64) -> impl Iterator<Item = (&OfferId, &(Facts, Instant))> {
@@ -263,17 +328,17 @@ impl Machine {
 
     /// An offer turned out not to be fit when its round was merged.
     pub fn refuse(&mut self, id: &OfferId, reason: &str) {
-        if let Some((facts, _)) = self.good.remove(id) {
-            self.pending.push(facts.record(0.0, Fate::Refused(reason.to_string())));
-        }
+        self.turn_down(id, Fate::Refused(reason.to_string()));
     }
 
-    /// Fates of other offers that the next commit carries.
+    /// Fates of other offers that the next entry carries: first those of the round that it closes.
     pub fn pending(&self, ledger: &Ledger) -> Vec<OfferRecord> {
         let open = ledger.open_rounds();
         let fresh =
             |r: &&OfferRecord| !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation) && r.id.round < open.end;
-        self.pending.iter().filter(fresh).take(RECORDS_MAX).cloned().collect()
+        let mut records: Vec<&OfferRecord> = self.pending.iter().map(|(record, _)| record).filter(fresh).collect();
+        records.sort_by_key(|r| r.id.round != open.start);
+        records.into_iter().take(RECORDS_MAX).cloned().collect()
     }
 
     /// The pace that a commit made now carries.
@@ -311,42 +376,57 @@ impl Machine {
                 }
             }
         }
-        let absent: Vec<String> =
-            self.expected(now).iter().filter(|n| !seen.iter().any(|(s, _)| s == *n)).map(|n| n.to_string()).collect();
-        for name in absent {
-            self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
-        }
+        self.closed(|name| seen.iter().any(|(s, _)| s == name), closed_at, now);
         self.sync_ms = average(self.sync_ms, clock::ms(now - closed_at));
         if let Some(before) = self.committed_at {
             self.spacing_ms = average(self.spacing_ms, clock::ms(now - before));
         }
         self.committed_at = Some(now);
+        self.settle(ledger);
+    }
+
+    /// A round was skipped (by this syncer): `closed_at` is when that was decided.
+    pub fn skipped(&mut self, round: u64, ledger: &Ledger, closed_at: Instant, now: Instant) {
+        let good: Vec<String> = self.of_round(round).map(|(id, _)| id.island.clone()).collect();
+        self.closed(|name| good.iter().any(|g| g == name), closed_at, now);
+        self.settle(ledger);
+    }
+
+    /// Books the end of a round, to which the islands of `was_in` have brought an offer that may be merged.
+    fn closed(&mut self, was_in: impl Fn(&str) -> bool, closed_at: Instant, now: Instant) {
+        let absent: Vec<String> = self.expected(now).iter().filter(|n| !was_in(n)).map(|n| n.to_string()).collect();
+        for name in absent {
+            self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
+        }
         let apart = Duration::from_secs_f64(
             self.rules.sync_steps as f64 * self.step_ms(now) / self.rules.fragments as f64 / 1000.0,
         );
         // Behind the clock by one round at most, so that jitter does not add up and a long pause is not made up for.
         self.due_at = Some(self.due_at.map_or(closed_at + apart, |due| (due + apart).max(closed_at)));
-        self.settle(ledger);
     }
 
     /// Drops what has its fate: called after every entry that was read.
     pub fn settle(&mut self, ledger: &Ledger) {
         let late: Vec<OfferId> = self.good.keys().take_while(|id| id.round < ledger.next_round).cloned().collect();
         for id in late {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            if !ledger.is_decided(id.round, &id.island, id.incarnation) {
-                self.pending.push(facts.record(0.0, Fate::Late));
+            if ledger.is_decided(id.round, &id.island, id.incarnation) {
+                self.good.remove(&id);
+            } else {
+                self.turn_down(&id, Fate::Late);
             }
         }
         let outranked =
             |id: &OfferId| ledger.incarnations.get(&id.island).is_some_and(|&newest| id.incarnation < newest);
         let superseded: Vec<OfferId> = self.good.keys().filter(|id| outranked(id)).cloned().collect();
         for id in superseded {
-            let (facts, _) = self.good.remove(&id).expect("just listed");
-            self.pending.push(facts.record(0.0, Fate::Superseded));
+            self.turn_down(&id, Fate::Superseded);
         }
         let oldest = ledger.next_round.saturating_sub(crate::bucket::MEMORY_ROUNDS);
-        self.pending.retain(|r| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));
+        self.pending
+            .retain(|(r, _)| r.id.round >= oldest && !ledger.is_decided(r.id.round, &r.id.island, r.id.incarnation));
         self.seen.retain(|id| id.round >= oldest);
     }
 }
+
+#[cfg(test)]
+mod tests;

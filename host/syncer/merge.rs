@@ -1,10 +1,10 @@
-//! One round through the merge policy. The fragment's data stays here; the policy sees chunks of it.
+//! One round through the merge policy. The fragment's data stays where it lies, in memory or in temporary files; the policy sees chunks of it.
 
 use crate::bucket::record::OuterFacts;
+use crate::bucket::{Flat, MEMORY_BYTES, Vector};
 use crate::error::{Error, Result};
-use crate::outer::norm;
-use crate::policy::{self, At, Contribution, MergeSource, Policy, Round, Tensor};
-use std::sync::{Mutex, PoisonError};
+use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, MergeSource, Policy, Round, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is merged. Vectors are flat fragments; contributions are sorted by island, so that arrival changes nothing.
 pub struct RoundInput<'a> {
@@ -13,22 +13,22 @@ pub struct RoundInput<'a> {
     /// Tensors of its fragment.
     pub tensors: &'a [Tensor],
     /// Facts and decoded pseudo-gradient of every offer.
-    pub contributions: Vec<(Contribution, Vec<f32>)>,
+    pub contributions: Vec<(Contribution, Arc<Vector>)>,
     /// Θ.
-    pub parameters: Vec<f32>,
+    pub parameters: &'a Vector,
     /// The outer optimiser's slots.
-    pub state: Vec<Vec<f32>>,
+    pub state: &'a [Vector],
     /// What the policy remembers of this fragment's last round.
-    pub memo: Vec<u8>,
+    pub memo: &'a [u8],
 }
 
 /// What came out.
 #[derive(Debug)]
 pub struct RoundOutput {
     /// The new Θ.
-    pub parameters: Vec<f32>,
+    pub parameters: Vector,
     /// The new slots.
-    pub state: Vec<Vec<f32>>,
+    pub state: Vec<Vector>,
     /// What the policy wants to remember.
     pub memo: Vec<u8>,
     /// Weight of each contribution.
@@ -37,58 +37,76 @@ pub struct RoundOutput {
     pub outer: OuterFacts,
 }
 
-struct Memory<'a> {
+/// The fragment where it lies, and room for what comes out.
+struct Source<'a> {
     starts: Vec<usize>,
-    contributions: &'a [(Contribution, Vec<f32>)],
-    parameters: &'a [f32],
-    state: &'a [Vec<f32>],
-    out: Mutex<(Vec<f32>, Vec<Vec<f32>>)>,
+    input: &'a RoundInput<'a>,
+    parameters: Vector,
+    /// Made with the first chunk, which tells how many there are.
+    state: Mutex<Vec<Arc<Vector>>>,
+    progress: &'a (dyn Fn() + Sync),
 }
 
-impl Memory<'_> {
-    fn copy(&self, from: &[f32], at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        let start = self.starts[at.tensor as usize] + at.offset as usize;
-        out.copy_from_slice(&from[start..start + out.len()]);
-        Ok(())
+/// An answer to the policy's host.
+type Answer = std::result::Result<(), String>;
+
+impl Source<'_> {
+    fn start(&self, at: At) -> usize {
+        self.starts[at.tensor as usize] + at.offset as usize
+    }
+
+    fn copy(&self, from: &Vector, at: At, out: &mut [f32]) -> Answer {
+        from.read(self.start(at), out).map_err(|e| e.chain())
+    }
+
+    fn write(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<()> {
+        let slots = {
+            let mut slots = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            while slots.len() < state.len() {
+                slots.push(Arc::new(Vector::zeros(self.parameters.elements(), MEMORY_BYTES)?));
+            }
+            slots.clone()
+        };
+        self.parameters.write(self.start(at), parameters)?;
+        slots.iter().zip(state).try_for_each(|(slot, values)| slot.write(self.start(at), values))
     }
 }
 
-impl MergeSource for Memory<'_> {
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        self.copy(&self.contributions[contribution].1, at, out)
+impl MergeSource for Source<'_> {
+    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> Answer {
+        (self.progress)();
+        self.copy(&self.input.contributions[contribution].1, at, out)
     }
 
     fn state_slots(&self) -> usize {
-        self.state.len()
+        self.input.state.len()
     }
 
-    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        self.copy(&self.state[slot], at, out)
+    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> Answer {
+        self.copy(&self.input.state[slot], at, out)
     }
 
-    fn parameters(&self, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        self.copy(self.parameters, at, out)
+    fn parameters(&self, at: At, out: &mut [f32]) -> Answer {
+        self.copy(self.input.parameters, at, out)
     }
 
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String> {
-        let start = self.starts[at.tensor as usize] + at.offset as usize;
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        let (new, slots) = &mut *out;
-        new[start..start + parameters.len()].copy_from_slice(parameters);
-        let elements = new.len();
-        slots.resize_with(state.len(), || vec![0.0; elements]);
-        for (slot, values) in slots.iter_mut().zip(state) {
-            slot[start..start + values.len()].copy_from_slice(values);
-        }
-        Ok(())
+    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Answer {
+        self.write(at, parameters, state).map_err(|e| e.chain())
     }
 }
 
-/// Merges one round on `threads` threads. The same input gives the same bytes, whatever the number of threads.
+/// Merges one round on `threads` threads, in memory that does not grow with the fragment: every thread holds one chunk of everything. The same
+/// input gives the same bytes, whatever the number of threads. `progress` is called again and again, from any of them.
 ///
 /// # Errors
-/// The policy failed or answered nonsense.
-pub fn merge_round(policy: &Policy, config: &[u8], input: RoundInput<'_>, threads: usize) -> Result<RoundOutput> {
+/// Unavailable: a temporary file cannot be made, read or written. Invalid: the policy failed or answered nonsense.
+pub fn merge_round(
+    policy: &Policy,
+    config: &[u8],
+    input: &RoundInput<'_>,
+    threads: usize,
+    progress: &(dyn Fn() + Sync),
+) -> Result<RoundOutput> {
     let mut at = 0usize;
     let starts = input
         .tensors
@@ -100,39 +118,58 @@ pub fn merge_round(policy: &Policy, config: &[u8], input: RoundInput<'_>, thread
         })
         .collect();
     let facts: Vec<Contribution> = input.contributions.iter().map(|(c, _)| c.clone()).collect();
-    let source = Memory {
-        starts,
-        contributions: &input.contributions,
-        parameters: &input.parameters,
-        state: &input.state,
-        out: Mutex::new((vec![0.0; input.parameters.len()], Vec::new())),
-    };
-    let merged = policy::merge(policy, config, &input.round, input.tensors, &facts, &input.memo, &source, threads)
-        .map_err(|e| Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e))?;
-    let (parameters, state) = source.out.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let outer = outer_facts(&input, &merged.weights, &parameters);
+    let parameters = Vector::zeros(input.parameters.elements(), MEMORY_BYTES)?;
+    let source = Source { starts, input, parameters, state: Mutex::default(), progress };
+    let merged = policy::merge(policy, config, &input.round, input.tensors, &facts, input.memo, &source, threads)
+        .map_err(|e| match &e {
+            policy::Error::Source { .. } => {
+                Error::unavailable(format!("round {}: a temporary file fails", input.round.index)).because(e)
+            }
+            _ => Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e),
+        })?;
+    let Source { parameters, state, .. } = source;
+    let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let state = state.into_iter().map(|slot| Arc::into_inner(slot).expect("no thread is left that writes")).collect();
+    let outer = outer_facts(input, &merged.weights, &parameters)?;
     Ok(RoundOutput { parameters, state, memo: merged.memo, weights: merged.weights, outer })
 }
 
-fn outer_facts(input: &RoundInput<'_>, weights: &[f32], new: &[f32]) -> OuterFacts {
+/// Sums run in the order of the values, so that the chunks in which they are read change nothing.
+fn outer_facts(input: &RoundInput<'_>, weights: &[f32], new: &Vector) -> Result<OuterFacts> {
     let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
-    let mut mean = vec![0.0f64; new.len()];
-    for ((_, values), &weight) in input.contributions.iter().zip(weights) {
-        for (m, &v) in mean.iter_mut().zip(values) {
-            *m += f64::from(weight) / total * f64::from(v);
+    let elements = new.elements();
+    let (mut delta, mut step, mut dot) = (0.0f64, 0.0f64, 0.0f64);
+    let room = CHUNK_ELEMENTS.min(elements);
+    let (mut mean, mut values, mut before, mut after) =
+        (vec![0.0f64; room], vec![0.0f32; room], vec![0.0f32; room], vec![0.0f32; room]);
+    for start in (0..elements).step_by(CHUNK_ELEMENTS) {
+        let length = CHUNK_ELEMENTS.min(elements - start);
+        let (mean, values) = (&mut mean[..length], &mut values[..length]);
+        mean.fill(0.0);
+        for ((_, contribution), &weight) in input.contributions.iter().zip(weights) {
+            contribution.read(start, values)?;
+            for (m, &v) in mean.iter_mut().zip(&*values) {
+                *m += f64::from(weight) / total * f64::from(v);
+            }
+        }
+        let (before, after) = (&mut before[..length], &mut after[..length]);
+        input.parameters.read(start, before)?;
+        new.read(start, after)?;
+        for ((&m, &old), &new) in mean.iter().zip(&*before).zip(&*after) {
+            let (m, s) = (f64::from(m as f32), f64::from(old - new));
+            delta += m * m;
+            step += s * s;
+            dot += m * s;
         }
     }
-    let step: Vec<f32> = input.parameters.iter().zip(new).map(|(old, new)| old - new).collect();
-    let mean: Vec<f32> = mean.into_iter().map(|m| m as f32).collect();
-    let (delta_norm, step_norm) = (norm(&mean), norm(&step));
-    let dot: f64 = mean.iter().zip(&step).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+    let (delta_norm, step_norm) = (delta.sqrt() as f32, step.sqrt() as f32);
     let product = f64::from(delta_norm) * f64::from(step_norm);
     let cosine = (product > 0.0).then(|| (dot / product) as f32);
     // Facts for people: they must not stop a merge whose values are finite, nor be numbers that JSON cannot carry.
     let finite = |v: f32| if v.is_finite() { v } else { f32::MAX };
-    OuterFacts {
+    Ok(OuterFacts {
         delta_norm: finite(delta_norm),
         step_norm: finite(step_norm),
         cosine: cosine.filter(|c| c.is_finite()),
-    }
+    })
 }

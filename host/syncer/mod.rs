@@ -1,15 +1,17 @@
 //! The syncer: closes rounds, merges what was offered, commits. A role that any process can take; safety rests on the log alone.
 //!
-//! `machine` decides when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the policy, `run` does the I/O, `verify` recomputes what
-//! was committed.
+//! `machine` decides when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the policy. The I/O is in three
+//! files: `run` is the loop, `role` is about who acts, `round` does what is decided about a round. `verify` recomputes what was committed.
 
 mod machine;
 mod merge;
 mod offer;
+mod role;
+mod round;
 mod run;
 mod verify;
 
-pub use machine::{Decision, Machine, Rules};
+pub use machine::{Decision, Duty, Machine, Rules, next_look};
 pub use merge::{RoundInput, RoundOutput, merge_round};
 pub use offer::{Facts, Verdict, check};
 pub use run::{Desk, Ended, run};

@@ -1,15 +1,17 @@
 //! The firewall: what is asked of an offer before it may count. Everything that an island says of itself is checked against the log; what does
 //! not fit changes nothing but a counter. Reasons are a closed set, so that they can be counted.
 
-use crate::bucket::payload::{Chunk, Data};
+use crate::bucket::payload::{Chunk, ContentHash, Data, Stored};
 use crate::bucket::record::{FORMAT, Fate, OfferRecord};
-use crate::bucket::{Ledger, OfferHeader, OfferId, TOKENS_MAX};
-use crate::outer::{Fragments, norm};
-use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Tensor};
+use crate::bucket::{Ledger, MEMORY_BYTES, OfferHeader, OfferId, TOKENS_MAX, Vector};
+use crate::error::{Error, Result};
+use crate::outer::Fragments;
+use crate::policy::{At, Codec, Policy, Tensor, chunks};
 use crate::spec::Spec;
+use std::sync::Arc;
 
 /// An offer that may be merged.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Facts {
     /// Which offer.
     pub id: OfferId,
@@ -23,8 +25,8 @@ pub struct Facts {
     pub steps: u32,
     /// L2 norm of the decoded pseudo-gradient.
     pub norm: f32,
-    /// The decoded pseudo-gradient. Shape: (elements of the fragment).
-    pub values: Vec<f32>,
+    /// The decoded pseudo-gradient, in memory or in a temporary file. Shape: (elements of the fragment).
+    pub values: Arc<Vector>,
 }
 
 impl Facts {
@@ -47,7 +49,7 @@ impl Facts {
 pub(super) const NO_WEIGHT: &str = "the merge policy gave it no weight";
 
 /// What the firewall says.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Verdict {
     /// It may be merged.
     Good(Facts),
@@ -108,65 +110,126 @@ fn header_fate(
     }
 }
 
-/// Checks an offer against the log and decodes it. `tensors` are those of the round's fragment.
+/// Checks an offer against the log and decodes it, in one pass over its chunks. `tensors` are those of the round's fragment.
+///
+/// # Errors
+/// Corrupt: its bytes are not those that its header names. Unavailable: a temporary file fails, which says nothing of the offer.
 #[allow(clippy::too_many_arguments)] // each a different authority on what the offer may be
 pub fn check(
     id: &OfferId,
-    header: &OfferHeader,
-    chunks: &[Chunk],
+    offer: &Stored<OfferHeader>,
     spec: &Spec,
     ledger: &Ledger,
     fragments: &Fragments,
     codec: (&Policy, &[u8]),
     tensors: &[Tensor],
-) -> Verdict {
+) -> Result<Verdict> {
+    let header = &offer.header;
     let step_tokens = (spec.train.batch * spec.model.context) as u64;
-    let facts = Facts {
-        id: id.clone(),
-        hash: header.hash.clone(),
-        base: header.base,
-        tokens: header.tokens.min(TOKENS_MAX),
-        steps: header.steps,
-        norm: 0.0,
-        values: Vec::new(),
+    let tokens = header.tokens.min(TOKENS_MAX);
+    let turned_down = |fate: Fate| {
+        Verdict::Decided(OfferRecord {
+            id: id.clone(),
+            hash: header.hash.clone(),
+            base: header.base,
+            tokens,
+            steps: header.steps,
+            norm: 0.0,
+            weight: 0.0,
+            fate,
+        })
     };
-    if let Some(fate) = header_fate(id, header, &spec.run, ledger, fragments, &codec.0.hash().to_string(), step_tokens)
-    {
-        return Verdict::Decided(facts.record(0.0, fate));
+    let codec_hash = codec.0.hash().to_string();
+    if let Some(fate) = header_fate(id, header, &spec.run, ledger, fragments, &codec_hash, step_tokens) {
+        check_content(offer)?;
+        return Ok(turned_down(fate));
     }
-    match decode(chunks, codec, tensors) {
-        Ok(values) => {
-            let norm = norm(&values);
-            if norm.is_finite() {
-                Verdict::Good(Facts { norm, values, ..facts })
-            } else {
-                Verdict::Decided(facts.record(0.0, Fate::Refused("its values are not finite".into())))
-            }
-        }
-        Err(reason) => Verdict::Decided(facts.record(0.0, Fate::Refused(reason.into()))),
-    }
+    Ok(match decode(offer, codec, tensors)? {
+        Err(reason) => turned_down(Fate::Refused(reason.into())),
+        Ok((_, norm)) if !norm.is_finite() => turned_down(Fate::Refused("its values are not finite".into())),
+        Ok((values, norm)) => Verdict::Good(Facts {
+            id: id.clone(),
+            hash: header.hash.clone(),
+            base: header.base,
+            tokens,
+            steps: header.steps,
+            norm,
+            values: Arc::new(values),
+        }),
+    })
 }
 
-/// Decodes the chunks of a whole fragment, none missing, none doubled.
-pub(super) fn decode(chunks: &[Chunk], codec: (&Policy, &[u8]), tensors: &[Tensor]) -> Result<Vec<f32>, &'static str> {
-    let mut codec = Codec::open(codec.0, codec.1, tensors).map_err(|_| "its codec does not open")?;
-    let mut values = Vec::new();
-    let mut left = chunks.iter();
-    for (tensor, t) in tensors.iter().enumerate() {
-        let length = t.elements() as usize;
-        for offset in (0..length).step_by(CHUNK_ELEMENTS) {
-            let elements = CHUNK_ELEMENTS.min(length - offset);
-            let chunk = left.next().ok_or("its values are not of the fragment's shape")?;
-            let expected = (tensor as u32, offset as u64, elements as u32);
-            if (chunk.tensor, chunk.offset, chunk.elements) != expected {
-                return Err("its values are not of the fragment's shape");
+fn check_hash(offer: &Stored<OfferHeader>, found: ContentHash) -> Result<()> {
+    let found = found.finish();
+    if found == offer.header.hash {
+        return Ok(());
+    }
+    let OfferId { round, island, .. } = &offer.header.id;
+    let expected = offer.header.hash.escape_debug();
+    Err(Error::corrupt(format!(
+        "the offer of {} for round {round}: content hash: expected {expected}, found {found}",
+        island.escape_debug()
+    )))
+}
+
+fn check_content(offer: &Stored<OfferHeader>) -> Result<()> {
+    let mut hash = ContentHash::default();
+    for chunk in offer.chunks() {
+        hash.add(&chunk?);
+    }
+    check_hash(offer, hash)
+}
+
+/// Decodes the chunks of a whole fragment, none missing, none doubled: the values and their L2 norm, or why they are none. What is merged is
+/// read from these values, which come from the very bytes that were hashed.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn decode(
+    offer: &Stored<OfferHeader>,
+    codec: (&Policy, &[u8]),
+    tensors: &[Tensor],
+) -> Result<std::result::Result<(Vector, f32), &'static str>> {
+    let elements: u64 = tensors.iter().map(Tensor::elements).sum();
+    let vector = Vector::zeros(elements as usize, MEMORY_BYTES)?;
+    let mut hash = ContentHash::default();
+    let mut squares = 0.0f64;
+    let mut start = 0usize;
+    let mut expected = chunks(tensors);
+    let mut opened = Codec::open(codec.0, codec.1, tensors).map_err(|_| "its codec does not open");
+    for chunk in offer.chunks() {
+        let chunk = chunk?;
+        hash.add(&chunk);
+        // What is wrong with a chunk is the offer's fate only if its bytes are what was written; so the hash goes on.
+        let Ok(codec) = &mut opened else { continue };
+        match decode_chunk(codec, expected.next(), &chunk) {
+            Ok(values) => {
+                vector.write(start, &values)?;
+                start += values.len();
+                squares = values.iter().fold(squares, |sum, &v| sum + f64::from(v) * f64::from(v));
             }
-            let Data::Encoded(bytes) = &chunk.data else { return Err("its values are not encoded") };
-            let at = At { tensor: tensor as u32, offset: offset as u64 };
-            let decoded =
-                codec.decode(at, bytes, elements).map_err(|_| "its codec does not decode it to finite values")?;
-            values.extend_from_slice(&decoded);
+            Err(reason) => opened = Err(reason),
         }
     }
-    if left.next().is_some() { Err("its values are not of the fragment's shape") } else { Ok(values) }
+    check_hash(offer, hash)?;
+    Ok(match opened {
+        Ok(_) if expected.next().is_some() => Err(SHAPE),
+        Ok(_) => Ok((vector, squares.sqrt() as f32)),
+        Err(reason) => Err(reason),
+    })
+}
+
+const SHAPE: &str = "its values are not of the fragment's shape";
+
+fn decode_chunk(
+    codec: &mut Codec,
+    expected: Option<(At, usize)>,
+    chunk: &Chunk,
+) -> std::result::Result<Vec<f32>, &'static str> {
+    let (at, elements) = expected.ok_or(SHAPE)?;
+    if (chunk.tensor, chunk.offset, chunk.elements as usize) != (at.tensor, at.offset, elements) {
+        return Err(SHAPE);
+    }
+    let Data::Encoded(bytes) = &chunk.data else { return Err("its values are not encoded") };
+    codec.decode(at, bytes, elements).map_err(|_| "its codec does not decode it to finite values")
 }

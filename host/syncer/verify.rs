@@ -2,12 +2,14 @@
 
 use super::merge::{RoundInput, merge_round};
 use super::offer::{NO_WEIGHT, decode};
-use super::run::{Desk, offer_bytes_max};
+use super::round::offer_bytes_max;
+use super::run::Desk;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
-use crate::bucket::{Ledger, Tail};
+use crate::bucket::{Flat, Ledger, Tail, Vector};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::hex;
-use crate::policy::{Contribution, Round};
+use crate::policy::{CHUNK_ELEMENTS, Contribution, Round};
+use std::sync::Arc;
 
 /// What a verification came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,8 +72,8 @@ pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> R
 /// Whether the current version of every fragment, and the state beside it, are there and whole.
 async fn current(desk: &Desk, ledger: &Ledger, verified: &mut Verified) {
     for (p, version) in ledger.versions.iter().enumerate() {
-        let parameters = desk.bucket.fragment(&desk.fragments, p, version).await.map(|_| ());
-        let state = desk.bucket.fragment_state(&desk.fragments, p, version).await.map(|_| ());
+        let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, version).await.map(|_| ());
+        let state = desk.bucket.fragment_state_spooled(&desk.fragments, p, version).await.map(|_| ());
         for error in [parameters, state].into_iter().filter_map(Result::err) {
             verified.wrong.push(format!("the current version of fragment {p}: {}", error.chain()));
         }
@@ -81,8 +83,8 @@ async fn current(desk: &Desk, ledger: &Ledger, verified: &mut Verified) {
 /// Merges the offers of `commit` again on what it extends.
 async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
     let p = before.fragment_of(commit.round);
-    let parameters = desk.bucket.fragment(&desk.fragments, p, &commit.base).await?;
-    let (state, memo) = desk.bucket.fragment_state(&desk.fragments, p, &commit.base).await?;
+    let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.base).await?;
+    let (state, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
     let took_part = |o: &&OfferRecord| {
         o.id.round == commit.round
             && match &o.fate {
@@ -93,7 +95,7 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
     };
     let mut contributions = Vec::new();
     for record in commit.offers.iter().filter(took_part) {
-        let object = desk.bucket.offer(&record.id, offer_bytes_max(desk, p)).await?;
+        let object = desk.bucket.offer_spooled(&record.id, offer_bytes_max(desk, p)).await?;
         if object.header.hash != record.hash {
             return Err(Error::corrupt(format!(
                 "the offer of {}: expected content {}, found {}",
@@ -101,7 +103,7 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
             )));
         }
         let codec = (&desk.codec, desk.record.codec.config.as_bytes());
-        let values = decode(&object.chunks, codec, &desk.tensors[p])
+        let (values, _) = decode(&object, codec, &desk.tensors[p])?
             .map_err(|reason| Error::corrupt(format!("the offer of {}: {reason}", record.id.island)))?;
         let facts = Contribution {
             island: record.id.island.clone(),
@@ -110,7 +112,7 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
             staleness: before.staleness(commit.round, record.base).unwrap_or(0) as u32,
             norm: record.norm,
         };
-        contributions.push((facts, values));
+        contributions.push((facts, Arc::new(values)));
     }
     let input = RoundInput {
         round: Round {
@@ -122,18 +124,21 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
         },
         tensors: &desk.tensors[p],
         contributions,
-        parameters,
-        state,
-        memo,
+        parameters: &parameters,
+        state: &state,
+        memo: &memo,
     };
-    let output = merge_round(&desk.merge, desk.record.merge.config.as_bytes(), input, desk.threads)?;
-    let committed = desk.bucket.fragment(&desk.fragments, p, &commit.made).await?;
-    let (slots, memo) = desk.bucket.fragment_state(&desk.fragments, p, &commit.made).await?;
-    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    if bits(&committed) != bits(&output.parameters) {
+    let output = merge_round(&desk.merge, desk.record.merge.config.as_bytes(), &input, desk.threads, &|| ())?;
+    let committed = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.made).await?;
+    let (slots, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.made).await?;
+    if !same_bits(&committed, &output.parameters)? {
         return Err(Error::corrupt(format!("the merge of {} offers gives other parameters", commit.offers.len())));
     }
-    if slots.len() != output.state.len() || slots.iter().zip(&output.state).any(|(a, b)| bits(a) != bits(b)) {
+    let mut same = slots.len() == output.state.len();
+    for (slot, recomputed) in slots.iter().zip(&output.state) {
+        same &= same_bits(slot, recomputed)?;
+    }
+    if !same {
         return Err(Error::corrupt("the merge gives another state of the outer optimiser"));
     }
     if memo != output.memo {
@@ -144,4 +149,23 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
         )));
     }
     Ok(())
+}
+
+/// Whether two vectors of one fragment are the same, bit by bit.
+fn same_bits(a: &Vector, b: &Vector) -> Result<bool> {
+    let elements = a.elements();
+    if elements != b.elements() {
+        return Ok(false);
+    }
+    let room = CHUNK_ELEMENTS.min(elements);
+    let (mut left, mut right) = (vec![0.0f32; room], vec![0.0f32; room]);
+    for start in (0..elements).step_by(CHUNK_ELEMENTS) {
+        let length = CHUNK_ELEMENTS.min(elements - start);
+        a.read(start, &mut left[..length])?;
+        b.read(start, &mut right[..length])?;
+        if left[..length].iter().zip(&right[..length]).any(|(a, b)| a.to_bits() != b.to_bits()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -2,7 +2,7 @@
 //! of it.
 
 use object_store::ObjectStoreExt;
-use tombolo::bucket::record::{Body, Commit, Entry, FORMAT, Fate, OfferRecord, OuterFacts, Pace, Version};
+use tombolo::bucket::record::{Body, Commit, Entry, FORMAT, Fate, OfferRecord, OuterFacts, Pace, Skip, Version};
 use tombolo::bucket::{Bucket, Created, Ledger, OfferId, Tail};
 use tombolo::nonce::nonce;
 
@@ -57,6 +57,14 @@ fn commit(ledger: &Ledger, islands: &[&str]) -> Body {
         outer: OuterFacts::default(),
         reason: "all in".into(),
     }))
+}
+
+/// The skip of the next round of `ledger`, for one refused offer of `island`.
+fn skip(ledger: &Ledger, island: &str) -> Skip {
+    let Body::Commit(commit) = commit(ledger, &[island]) else { unreachable!("a commit was asked for") };
+    let refused = |offer: OfferRecord| OfferRecord { weight: 0.0, fate: Fate::Refused("no".into()), ..offer };
+    let offers = commit.offers.into_iter().map(refused).collect();
+    Skip { round: commit.round, offers, reason: "nothing to merge".into() }
 }
 
 async fn whole_log(bucket: &Bucket) -> Tail {
@@ -144,7 +152,7 @@ fn an_entry_that_breaks_a_rule_is_void_for_every_reader_and_the_log_goes_on_afte
         assert_eq!(
             rules,
             [
-                (2, "rounds are committed in order"),
+                (2, "rounds are closed in order"),
                 (3, "an entry is JSON of its form"),
                 (4, "an entry names its index"),
                 (5, "terms count up by one"),
@@ -191,6 +199,59 @@ fn a_commit_that_counts_tokens_twice_or_merges_an_offer_again_is_void() {
 }
 
 #[test]
+fn a_skip_closes_its_round_without_a_version_and_one_that_merges_or_has_no_offer_is_void() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        // Every fragment once, then the first one's round is skipped ten times over.
+        for _ in 0..FRAGMENTS {
+            let body = commit(&tail.ledger, &["a"]);
+            append(&bucket, &mut tail, body).await;
+        }
+        let before = tail.ledger.clone();
+        let wrong = |change: &dyn Fn(&mut Skip)| {
+            let mut skip = skip(&before, "a");
+            change(&mut skip);
+            Body::Skip(Box::new(skip))
+        };
+        let cases: [(Body, &str); 4] = [
+            (wrong(&|s| s.round += 1), "rounds are closed in order"),
+            (wrong(&|s| s.offers.clear()), "a round is skipped for an offer that cannot be merged"),
+            (wrong(&|s| s.offers[0].fate = Fate::Merged), "a skipped round merges nothing"),
+            (wrong(&|s| s.offers[0].id.round -= 1), "an offer has one fate"),
+        ];
+        for (body, rule) in cases {
+            let seq = tail.ledger.next;
+            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
+            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
+            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
+            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
+        }
+        for _ in 0..10 {
+            for p in 0..FRAGMENTS {
+                let body =
+                    if p == 0 { Body::Skip(Box::new(skip(&tail.ledger, "a"))) } else { commit(&tail.ledger, &["a"]) };
+                append(&bucket, &mut tail, body).await;
+            }
+        }
+        let ledger = &tail.ledger;
+        assert_eq!(ledger.versions[0], before.versions[0], "a skipped round makes no version");
+        assert_eq!((ledger.rounds_skipped(), ledger.merges_of(0), ledger.merges_of(1)), (10, 1, 11));
+        assert_eq!(ledger.rounds_committed(), (FRAGMENTS + 10 * (FRAGMENTS - 1)) as u64);
+        assert_eq!((ledger.fates.merged, ledger.fates.refused), (ledger.rounds_committed(), 10));
+        // Ten rounds after it was made it still is the newest version, and an offer from there is as fresh as can be.
+        assert_eq!(ledger.staleness(ledger.next_round, before.versions[0].round), Some(0));
+        assert_eq!(ledger.staleness(ledger.next_round, 0), Some(1));
+        assert_eq!(ledger.staleness(ledger.next_round, ledger.next_round - FRAGMENTS as u64), None, "skipped");
+        let body = commit(&tail.ledger, &["b"]);
+        append(&bucket, &mut tail, body).await;
+        assert!(tail.ledger.is_whole());
+        assert_eq!(whole_log(&bucket).await.ledger, tail.ledger);
+    });
+}
+
+#[test]
 fn a_joiner_that_starts_from_a_state_comes_to_the_same_ledger_as_one_that_reads_everything() {
     everywhere(|place| async move {
         let bucket = bucket(&place);
@@ -200,6 +261,7 @@ fn a_joiner_that_starts_from_a_state_comes_to_the_same_ledger_as_one_that_reads_
         for n in 1..20u64 {
             let body = match n {
                 7 => Body::Term { number: 1 },
+                9 | 17 => Body::Skip(Box::new(skip(&tail.ledger, "a"))),
                 n if n % 2 == 0 => commit(&tail.ledger, &["a", "b"]),
                 _ => commit(&tail.ledger, &["b"]),
             };

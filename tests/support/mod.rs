@@ -9,6 +9,7 @@ pub mod program;
 pub mod server;
 pub mod store;
 pub mod tape;
+pub mod watched;
 
 use std::env;
 use std::io::{self, Write};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tombolo::bucket::Bucket;
-use tombolo::bucket::record::{Body, Commit, Entry, Fate};
+use tombolo::bucket::record::{Body, Commit, Entry, Fate, OfferRecord, Skip};
 
 /// All entries of a log, in order.
 pub struct Tape {
@@ -51,10 +51,27 @@ impl Tape {
         })
     }
 
+    /// Every offer that has its fate, in the order of the log.
+    pub fn offers(&self) -> impl Iterator<Item = &OfferRecord> {
+        self.entries.iter().flat_map(|entry| match &entry.body {
+            Body::Commit(commit) => &commit.offers[..],
+            Body::Skip(skip) => &skip.offers[..],
+            _ => &[],
+        })
+    }
+
+    /// Rounds that were closed without a merge.
+    pub fn skipped(&self) -> impl Iterator<Item = &Skip> {
+        self.entries.iter().filter_map(|entry| match &entry.body {
+            Body::Skip(skip) => Some(&**skip),
+            _ => None,
+        })
+    }
+
     /// What became of the offers.
     pub fn fates(&self) -> Fates {
         let mut fates = Fates::default();
-        for offer in self.commits().flat_map(|commit| &commit.offers) {
+        for offer in self.offers() {
             match offer.fate {
                 Fate::Merged => fates.merged += 1,
                 Fate::Late => fates.late += 1,
@@ -99,9 +116,26 @@ impl Tape {
         let mut decided = BTreeMap::new();
         // Per island and fragment: the round up to which its tokens are merged.
         let mut merged_up_to: BTreeMap<(&str, usize), u64> = BTreeMap::new();
-        for (commit, round) in self.commits().zip(fragments as u64..) {
+        let mut round = fragments as u64 - 1;
+        for entry in &self.entries {
+            let commit = match &entry.body {
+                Body::Commit(commit) => commit,
+                Body::Skip(skip) => {
+                    round += 1;
+                    assert_eq!(skip.round, round, "rounds are closed one after another");
+                    assert!(skip.offers.iter().any(|offer| offer.id.round == round), "{skip:?}");
+                    for offer in &skip.offers {
+                        assert_ne!(offer.fate, Fate::Merged, "{skip:?}");
+                        let before = decided.insert(offer.id.clone(), &offer.fate);
+                        assert_eq!(before, None, "round {round}: {:?} has one fate", offer.id);
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            round += 1;
             let p = (round % fragments as u64) as usize;
-            assert_eq!(commit.round, round, "rounds are committed one after another");
+            assert_eq!(commit.round, round, "rounds are closed one after another");
             assert_eq!(commit.base, versions[p], "round {round} extends the version before");
             for offer in &commit.offers {
                 let before = decided.insert(offer.id.clone(), &offer.fate);

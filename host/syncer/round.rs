@@ -1,0 +1,297 @@
+//! One round: collect its offers, close it, merge, publish, commit; or skip it.
+//!
+//! The life of a commit: (1) the round is closed by the machine; (2) the policy merges; (3) the new version and the optimiser's state are
+//! written under keys that nobody else writes; (4) the commit is created at the next index of the log. A crash before (4) leaves objects that
+//! no log entry names, and the next syncer merges the round again from the same offers; after (4) the round is committed for good. Whoever
+//! loses the index reads on and decides anew, so two syncers at once waste work and break nothing.
+
+use super::merge::{RoundInput, merge_round};
+use super::offer::{Facts, NO_WEIGHT, Verdict, check};
+use super::run::{Desk, Syncer, lock};
+use crate::bucket::record::{Body, Commit, Fate, OfferRecord, Skip, Version};
+use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferId, Vector};
+use crate::clock::{self, Duration, Instant};
+use crate::error::{Kind, Result};
+use crate::policy::{Contribution, Round};
+use futures::future::join_all;
+use std::sync::Arc;
+
+/// Time between two looks at all offers that are still there, for those that came late.
+const LATE_EVERY: Duration = Duration::from_secs(1);
+/// Offers that are fetched at once.
+const FETCHES_MAX: usize = 16;
+
+/// A fragment as it stands before a round: its version, parameters, optimiser slots and memo.
+pub(super) struct Ahead {
+    version: Version,
+    parameters: Vector,
+    state: Vec<Vector>,
+    memo: Vec<u8>,
+}
+
+impl Syncer {
+    /// Lists the rounds that are open (and, now and then, all offers that are there) and fetches what is new.
+    pub(super) async fn collect(&mut self, late_too: bool) -> Result<()> {
+        let desk = self.desk.clone();
+        let open = self.ledger().open_rounds();
+        let late_too = late_too && self.looked_at.is_none_or(|at| clock::now() - at >= LATE_EVERY);
+        let mut new: Vec<(OfferId, u64)> = Vec::new();
+        if late_too {
+            self.looked_at = Some(clock::now());
+            new = desk.bucket.all_offers().await?;
+        } else {
+            for offers in join_all(open.clone().map(|round| desk.bucket.offers(round))).await {
+                new.extend(offers?);
+            }
+        }
+        let oldest = open.start.saturating_sub(MEMORY_ROUNDS);
+        new.retain(|(id, _)| (oldest..open.end).contains(&id.round) && self.machine.is_new(id, &self.tail.ledger));
+        self.unfetched = new.iter().filter(|(id, _)| id.round == open.start).count();
+        self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, clock::now()));
+        for batch in new.chunks(FETCHES_MAX) {
+            let fetched = join_all(batch.iter().map(|(id, _)| {
+                let p = (id.round % desk.fragments.count() as u64) as usize;
+                desk.bucket.offer_spooled(id, offer_bytes_max(&desk, p))
+            }))
+            .await;
+            for ((id, _), object) in batch.iter().zip(fetched) {
+                let verdict = object.and_then(|offer| {
+                    let tensors = &desk.tensors[self.ledger().fragment_of(id.round)];
+                    let codec = (&desk.codec, desk.record.codec.config.as_bytes());
+                    check(id, &offer, &desk.record.spec, self.ledger(), &desk.fragments, codec, tensors)
+                });
+                let verdict = match verdict {
+                    Ok(verdict) => verdict,
+                    Err(error) if error.kind() == Kind::Corrupt => {
+                        desk.sink.note(&desk.id, format!("refuses an offer: {}", error.chain()));
+                        Verdict::Decided(unreadable(id))
+                    }
+                    // Not there yet, or gone again: it is listed again next time.
+                    Err(error) if error.kind() == Kind::Unavailable => continue,
+                    Err(error) => return Err(error),
+                };
+                if let Verdict::Decided(OfferRecord { fate: Fate::Refused(reason), .. }) = &verdict {
+                    desk.sink
+                        .note(&desk.id, format!("refuses the offer of {} for round {}: {reason}", id.island, id.round));
+                }
+                let newest = lock(&self.incarnations).get(&id.island).copied().unwrap_or(0);
+                self.machine.offer(id.clone(), verdict, newest, clock::now());
+                self.unfetched -= usize::from(id.round == open.start);
+                self.office.moved();
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges the next round and commits it.
+    pub(super) async fn close(&mut self, reason: String, closed_at: Instant) -> Result<()> {
+        let desk = self.desk.clone();
+        let ahead = self.ahead.take();
+        let ledger = self.ledger();
+        let round = ledger.next_round;
+        let p = ledger.fragment_of(round);
+        let base = ledger.versions[p].clone();
+        let Ahead { parameters, state, memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
+        self.office.moved();
+        let chosen: Vec<Facts> = self.machine.chosen(round).into_iter().cloned().collect();
+        let merge = |facts: &[Facts]| {
+            let contributions = facts.iter().map(|f| (contribution(f, ledger, round), f.values.clone())).collect();
+            let input = RoundInput {
+                round: Round {
+                    index: round,
+                    fragment: p as u32,
+                    version: ledger.merges_of(p),
+                    tokens_merged: ledger.tokens(),
+                    token_budget: desk.record.spec.tokens,
+                },
+                tensors: &desk.tensors[p],
+                contributions,
+                parameters: &parameters,
+                state: &state,
+                memo: &memo,
+            };
+            let config = desk.record.merge.config.as_bytes();
+            merge_round(&desk.merge, config, &input, desk.threads, &|| self.office.moved())
+        };
+        // A temporary file that fails says nothing of the offers.
+        let fails = |facts: &[Facts]| match merge(facts) {
+            Err(error) if error.kind() == Kind::Unavailable => Err(error),
+            merged => Ok(merged.is_err()),
+        };
+        let output = match merge(&chosen) {
+            Ok(output) => output,
+            Err(error) if error.kind() == Kind::Unavailable => return Err(error),
+            Err(error) => {
+                // One offer can be finite and still overflow when it is applied. Whichever cannot be merged alone is refused, and the round
+                // decided again; if each can, the largest is.
+                let mut unfit: Vec<&Facts> = Vec::new();
+                for facts in &chosen {
+                    if fails(std::slice::from_ref(facts))? {
+                        unfit.push(facts);
+                    }
+                }
+                if unfit.is_empty() && chosen.len() > 1 {
+                    unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
+                }
+                // A policy that cannot even merge nothing much is itself what failed.
+                let zeros = Arc::new(Vector::zeros(parameters.elements(), MEMORY_BYTES)?);
+                let nothing = Facts { norm: 0.0, values: zeros, ..chosen[0].clone() };
+                if unfit.is_empty() || fails(&[nothing])? {
+                    return Err(error);
+                }
+                let unfit: Vec<OfferId> = unfit.into_iter().map(|f| f.id.clone()).collect();
+                for id in unfit {
+                    desk.sink.note(
+                        &desk.id,
+                        format!("refuses the offer of {} for round {round}: {}", id.island, error.chain()),
+                    );
+                    self.machine.refuse(&id, "it cannot be merged");
+                }
+                return Ok(());
+            }
+        };
+        let (hash, state_hash) = tokio::join!(
+            desk.bucket.put_fragment(&desk.fragments, p, round, &output.parameters),
+            desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state, &output.memo)
+        );
+        self.office.moved();
+        let made = Version { round, hash: hash?, state: Some(state_hash?) };
+
+        let mut offers: Vec<OfferRecord> = Vec::new();
+        let mut tokens = 0;
+        for (facts, &weight) in chosen.iter().zip(&output.weights) {
+            let merged = weight > 0.0;
+            tokens += if merged { facts.tokens } else { 0 };
+            let fate = if merged { Fate::Merged } else { Fate::Refused(NO_WEIGHT.into()) };
+            offers.push(facts.record(weight, fate));
+        }
+        offers.extend(self.machine.pending(ledger));
+        let ledger = self.ledger();
+        let commit = Commit {
+            round,
+            base,
+            made,
+            offers,
+            merge: desk.record.merge.hash.clone(),
+            fragment_tokens: ledger.fragment_tokens[p] + tokens,
+            tokens: (ledger.fragment_tokens.iter().sum::<u64>() + tokens) / ledger.fragments,
+            pace: self.machine.pace(clock::now()),
+            outer: output.outer,
+            reason,
+        };
+        let term = ledger.term;
+        // Booked before the log is read on, while the machine still has the round's offers.
+        let mut after = self.machine.clone();
+        if self.append(Body::Commit(Box::new(commit)), term).await? {
+            after.committed(round, &self.tail.ledger, closed_at, clock::now());
+            self.machine = after;
+            self.clean_up(p, round);
+            if self.ledger().tokens() >= desk.record.spec.tokens && self.ledger().stopped.is_none() {
+                self.append(Body::Stop { reason: "the token budget is merged".into() }, term).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the next round without a merge.
+    ///
+    /// Before: its quorum is not reached, and islands wait for the fate of offers that were turned down. After: the log says what became of
+    /// every offer for it, and the fragment's next round can be offered for. A crash leaves the round open or skipped; the next syncer judges
+    /// the same offers anew.
+    pub(super) async fn skip(&mut self, reason: String, closed_at: Instant) -> Result<()> {
+        let ledger = self.ledger();
+        let (round, term) = (ledger.next_round, ledger.term);
+        let mut offers: Vec<OfferRecord> =
+            self.machine.chosen(round).into_iter().map(|facts| facts.record(0.0, Fate::Late)).collect();
+        offers.extend(self.machine.pending(ledger));
+        let note = format!("skips round {round}: {reason}");
+        let mut after = self.machine.clone();
+        if self.append(Body::Skip(Box::new(Skip { round, offers, reason })), term).await? {
+            after.skipped(round, &self.tail.ledger, closed_at, clock::now());
+            self.machine = after;
+            self.desk.sink.note(&self.desk.id, note);
+            self.clean_up(self.ledger().fragment_of(round), round);
+        }
+        Ok(())
+    }
+
+    /// Removes what no reader needs any more, beside everything else.
+    fn clean_up(&mut self, p: usize, round: u64) {
+        let ledger = self.ledger();
+        let back = self.desk.record.spec.keep.versions * ledger.fragments;
+        let Some(oldest) = round.checked_sub(back) else { return };
+        // Rounds that were skipped made no versions: the one before the current stays, for those who have read the log up to it.
+        let oldest_version = ledger.lineages[p].previous().map_or(0, |previous| previous.min(oldest));
+        let (bucket, ledger) = (self.desk.bucket.clone(), ledger.clone());
+        while self.cleanup.try_join_next().is_some() {}
+        self.cleanup.spawn(async move {
+            // Not removed now, it is removed with the fragment's next version.
+            let _ = bucket.prune_fragment(p, oldest_version, &ledger.versions[p]).await;
+            let _ = bucket.prune_offers(oldest, &ledger).await;
+        });
+    }
+
+    /// The last round before a drained syncer ends: whatever can be closed is.
+    pub(super) async fn finish(&mut self) {
+        for _ in 0..self.ledger().window {
+            if self.read_on().await.is_err() || !self.is_acting() || self.ledger().stopped.is_some() {
+                break;
+            }
+            let quorum = self.desk.record.spec.outer.quorum;
+            if self.collect(true).await.is_err() || self.machine.chosen(self.ledger().next_round).len() < quorum {
+                break;
+            }
+            if let Err(error) = self.close("the syncer was drained".into(), clock::now()).await {
+                self.desk.sink.note(&self.desk.id, format!("ends with an open round: {}", error.chain()));
+                break;
+            }
+        }
+        while self.cleanup.join_next().await.is_some() {}
+    }
+}
+
+/// The largest offer of fragment `p` that is read: no codec needs more than plain values do, and framing is at most 4 KiB a chunk.
+pub(super) fn offer_bytes_max(desk: &Desk, p: usize) -> u64 {
+    let tensors = &desk.tensors[p];
+    let chunks: u64 = tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
+    desk.fragments.elements(p) as u64 * 5 + chunks * 4096 + (1 << 16)
+}
+
+/// Reads what a round extends, unless `known` already is that.
+pub(super) async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahead>) -> Result<Ahead> {
+    if let Some(known) = known
+        && known.version == version
+    {
+        return Ok(known);
+    }
+    let p = (version.round % desk.fragments.count() as u64) as usize;
+    let (parameters, state) = tokio::join!(
+        desk.bucket.fragment_spooled(&desk.fragments, p, &version),
+        desk.bucket.fragment_state_spooled(&desk.fragments, p, &version)
+    );
+    let (state, memo) = state?;
+    Ok(Ahead { version, parameters: parameters?, state, memo })
+}
+
+fn contribution(facts: &Facts, ledger: &Ledger, round: u64) -> Contribution {
+    Contribution {
+        island: facts.id.island.clone(),
+        tokens: facts.tokens,
+        steps: facts.steps,
+        staleness: ledger.staleness(round, facts.base).unwrap_or(0) as u32,
+        norm: facts.norm,
+    }
+}
+
+fn unreadable(id: &OfferId) -> OfferRecord {
+    OfferRecord {
+        id: id.clone(),
+        hash: String::new(),
+        base: 0,
+        tokens: 0,
+        steps: 0,
+        norm: 0.0,
+        weight: 0.0,
+        fate: Fate::Refused("its bytes are damaged".into()),
+    }
+}
