@@ -1,7 +1,7 @@
 //! Fleets under fire on virtual time, and every crash point of a scripted run. `tombolo sim --seeds N` does more seeds of the first.
 
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tombolo::bucket::{Bucket, Keys};
@@ -176,7 +176,7 @@ fn the_checkers_find_every_forgery_in_a_bucket() {
     let forgeries: [(&str, Forge, &str); 7] = [
         ("commit", |e| e["offers"][0]["tokens"] = 1.into(), "the fragment has"),
         ("commit", |e| e["base"]["hash"] = "ab".repeat(32).into(), "it extends"),
-        ("commit", |e| e["round"] = (e["round"].as_u64().unwrap() + 1).into(), "is committed as number"),
+        ("commit", |e| e["round"] = (e["round"].as_u64().unwrap() + 1).into(), "is committed after"),
         (
             "commit",
             |e| {
