@@ -1,6 +1,7 @@
 //! Where a bucket is: `file:DIR`, `memory:`, `s3://BUCKET/PREFIX`. Credentials come from the usual AWS environment variables and go to the
 //! store's client only.
 
+use super::deadline::Deadlines;
 use crate::error::{Error, Result};
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
@@ -130,7 +131,8 @@ impl Location {
                     .with_client_options(
                         ClientOptions::new()
                             .with_connect_timeout(Duration::from_secs(5))
-                            .with_timeout(Duration::from_secs(60))
+                            // Each call has a deadline that follows the link; see `deadline.rs`.
+                            .with_timeout_disabled()
                             .with_allow_http(true),
                     );
                 if std::env::var_os("AWS_REGION").is_none() && std::env::var_os("AWS_DEFAULT_REGION").is_none() {
@@ -146,6 +148,7 @@ impl Location {
                     ))
                     .because(e)
                 })?;
+                let store = Deadlines::new(Arc::new(store));
                 if prefix.is_empty() { Ok(Arc::new(store)) } else { Ok(Arc::new(PrefixStore::new(store, prefix))) }
             }
         }

@@ -1,5 +1,6 @@
 //! What can be asked for on the command line.
 
+use crate::bucket::Rate;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -77,6 +78,9 @@ pub struct RunArguments {
     pub bucket: Option<String>,
     #[command(flatten)]
     pub server: Server,
+    /// Cap what each island and syncer sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Folder for the picture, the summary and the exported model (default: tombolo-runs/NAME)
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -125,6 +129,9 @@ pub struct IslandArguments {
     /// Also stand by as a syncer, and take the role when the acting one's beat stops
     #[arg(long)]
     pub may_sync: bool,
+    /// Cap what this process sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -134,9 +141,15 @@ pub struct IslandArguments {
 pub struct SyncerArguments {
     #[command(flatten)]
     pub target: Target,
+    /// Name of this syncer, as the log will say it: lower-case letters, digits and dashes
+    #[arg(long, value_name = "NAME", default_value = "syncer")]
+    pub name: String,
     /// Threads of a merge (default: all cores)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Cap what this process sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
     #[arg(long, hide = true)]
     pub supervised: bool,

@@ -12,6 +12,7 @@ use crate::outer::Fragments;
 use crate::policy::{Limits, Policy, Runtime};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Desk;
+use object_store::ObjectStore;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model, Trainer};
@@ -73,7 +74,14 @@ impl Run {
     /// # Errors
     /// No such run, or several and no name; an unreadable bucket.
     pub async fn open(location: &Location, name: Option<&str>) -> Result<Run> {
-        let store = location.open(false).await?;
+        Run::find(location.open(false).await?, location, name).await
+    }
+
+    /// As [`Run::open`], through a store that is open already.
+    ///
+    /// # Errors
+    /// No such run, or several and no name; an unreadable bucket.
+    pub async fn find(store: Arc<dyn ObjectStore>, location: &Location, name: Option<&str>) -> Result<Run> {
         let names = run_names(&store).await?;
         let known = || if names.is_empty() { "none".to_string() } else { names.join(", ") };
         let name = match (name, names.as_slice()) {
@@ -191,7 +199,7 @@ impl Run {
 }
 
 /// Names of the runs in a store, sorted.
-pub async fn run_names(store: &Arc<dyn object_store::ObjectStore>) -> Result<Vec<String>> {
+pub async fn run_names(store: &Arc<dyn ObjectStore>) -> Result<Vec<String>> {
     use object_store::ObjectStoreExt;
     let listed = store.list_with_delimiter(None).await.map_err(|e| {
         Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e)

@@ -4,10 +4,10 @@
 use super::arguments::RunArguments;
 use super::assembly::{Run, cores, policy_runtime, run_names};
 use super::export::{committed_model, continue_text, current_ledger, write_model};
-use super::fleet::Fleet;
+use super::fleet::{Fleet, seats};
 use super::submit::{Draft, read_spec};
 use crate::bucket::record::{Body, Fate, IslandState};
-use crate::bucket::{Ledger, Location, Tail};
+use crate::bucket::{Ledger, Location, Tail, rated};
 use crate::clock::{self, Duration, Instant};
 use crate::data::Corpus;
 use crate::error::{Error, Result};
@@ -88,9 +88,10 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     let (events, incoming) = mpsc::channel(1024);
     let threads = (cores() / spec.islands).max(1);
     let fleet = if location.is_memory()? {
-        Fleet::tasks(&run, &runtime, threads, &spec, events).await?
+        let bucket = crate::bucket::Bucket::new(rated(run.bucket.store().clone(), arguments.link), &spec.run);
+        Fleet::tasks(&Run::of(bucket, run.record.clone())?, &runtime, threads, &spec, events).await?
     } else {
-        Fleet::processes(&location, &spec, threads, events)?
+        Fleet::processes(seats(&spec, 1, threads, arguments.link, |_| location.clone()), events)
     };
     let mut watch = Watch::new(run, &spec, &corpus)?;
     let drained = watch.until_ended(fleet, incoming).await?;
