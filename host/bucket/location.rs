@@ -57,7 +57,7 @@ impl Location {
     ///
     /// # Errors
     /// It is no URL of a server.
-    fn server(&self) -> Result<Option<String>> {
+    pub fn server(&self) -> Result<Option<String>> {
         let found =
             self.endpoint.clone().or_else(|| std::env::var("AWS_ENDPOINT_URL").ok().filter(|url| !url.is_empty()));
         let Some(endpoint) = found else { return Ok(None) };
@@ -83,6 +83,14 @@ impl Location {
     /// The URL is not one of the known forms.
     pub fn is_memory(&self) -> Result<bool> {
         Ok(matches!(self.place()?, Place::Memory))
+    }
+
+    /// Whether the bucket is on this machine, with no server before it.
+    ///
+    /// # Errors
+    /// The URL is not one of the known forms.
+    pub fn is_local(&self) -> Result<bool> {
+        Ok(matches!(self.place()?, Place::Memory | Place::File(_)))
     }
 
     /// A client for the bucket. A local directory is created when `create` is set; an S3 bucket is, where the server is not AWS.

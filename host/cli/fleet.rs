@@ -32,6 +32,16 @@ pub struct Seat {
     arguments: Vec<String>,
 }
 
+/// Name of the island with this index, from 0.
+pub fn island_name(index: usize) -> String {
+    format!("island-{index}")
+}
+
+/// Name of syncer number `n`, from 1.
+pub fn syncer_name(n: usize) -> String {
+    if n == 1 { "syncer".to_string() } else { format!("syncer-{n}") }
+}
+
 /// The islands of the spec, `island-0` and on, and `syncers` syncers: `syncer`, `syncer-2` and on. `place` says where a role finds the bucket,
 /// by its name; `link` caps each role's transfers.
 pub fn seats(
@@ -59,9 +69,8 @@ pub fn seats(
     if !spec.data.path.is_empty() {
         more.extend(["--data", &spec.data.path]);
     }
-    let islands = (0..spec.islands).map(|i| seat("island", format!("island-{i}"), &more)).collect();
-    let name = |n| if n == 1 { "syncer".to_string() } else { format!("syncer-{n}") };
-    let syncers = (1..=syncers).map(|n| seat("syncer", name(n), &["--threads", "1"])).collect();
+    let islands = (0..spec.islands).map(|i| seat("island", island_name(i), &more)).collect();
+    let syncers = (1..=syncers).map(|n| seat("syncer", syncer_name(n), &["--threads", "1"])).collect();
     (islands, syncers)
 }
 
@@ -126,7 +135,7 @@ impl Fleet {
             let asked = told(islands_asked.clone());
             let (run, runtime, sink, data) = (run.clone(), runtime.clone(), sink.clone(), spec.data.path.clone());
             islands.spawn(async move {
-                let (name, data) = (format!("island-{i}"), (!data.is_empty()).then_some(data.as_str()));
+                let (name, data) = (island_name(i), (!data.is_empty()).then_some(data.as_str()));
                 let site = || run.site(&runtime, &name, threads, data, sink.clone());
                 island::live(site, Drive::Thread, asked).await.map(|_| ())
             });

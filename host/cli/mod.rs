@@ -12,6 +12,7 @@ mod arguments;
 mod assembly;
 mod audit;
 mod bench;
+mod chaos;
 mod export;
 mod fleet;
 mod role;
@@ -64,6 +65,7 @@ async fn dispatch(command: Command) -> Result<()> {
             .map_err(|e| crate::error::Error::bug("the bench panicked").because(e))?,
         Command::Ledger(arguments) => audit::ledger_command(arguments).await,
         Command::Verify(arguments) => audit::verify_command(arguments).await,
+        Command::Chaos(arguments) => chaos::command(arguments).await,
         Command::Sim(arguments) => tokio::task::spawn_blocking(move || bench::sim_command(&arguments))
             .await
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,

@@ -79,12 +79,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Proxy {
-    /// Starts a proxy before the server at `endpoint`, on a free port.
+    /// Host and port of the server at `endpoint`, if a proxy can stand before it.
     ///
     /// # Errors
-    /// Invalid: the endpoint is not plain HTTP. Unavailable: there is no port.
-    pub async fn start(endpoint: &str, seed: u64) -> Result<Proxy> {
-        let server = url::Url::parse(endpoint)
+    /// Invalid: the endpoint is not plain HTTP.
+    pub fn check(endpoint: &str) -> Result<String> {
+        url::Url::parse(endpoint)
             .ok()
             .filter(|url| url.scheme() == "http")
             .and_then(|url| Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?)))
@@ -94,7 +94,15 @@ impl Proxy {
                      passes on; found `{}`",
                     endpoint.escape_debug()
                 ))
-            })?;
+            })
+    }
+
+    /// Starts a proxy before the server at `endpoint`, on a free port.
+    ///
+    /// # Errors
+    /// Invalid: the endpoint is not plain HTTP. Unavailable: there is no port.
+    pub async fn start(endpoint: &str, seed: u64) -> Result<Proxy> {
+        let server = Proxy::check(endpoint)?;
         let failed = |e| Error::unavailable("no port of 127.0.0.1 for a fault proxy").because(e);
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(failed)?;
         let endpoint = format!("http://{}", listener.local_addr().map_err(failed)?);
