@@ -254,7 +254,7 @@ fn a_batch_is_a_pure_function_of_corpus_seed_context_and_cursor() {
         (out, cursor)
     };
     let (first, cursor) = take(&corpus, 1, 2, 300);
-    assert_eq!(cursor, Cursor { block: 5, window: 300 - BLOCK_WINDOWS });
+    assert_eq!(cursor, Cursor { block: 5, attempt: 0, window: 300 - BLOCK_WINDOWS });
     assert_eq!(take(&elsewhere, 1, 2, 300), (first.clone(), cursor));
     assert_ne!(take(&corpus, 2, 2, 300).0, first, "another seed, another order");
     assert_ne!(take(&corpus, 1, 3, 300).0, first, "another block, other windows");
