@@ -52,6 +52,7 @@ async fn world(mut spec: Spec, tensors: usize, islands: usize) -> Result<World> 
         codec: used(&codec, Vec::new()),
         merge: used(&merge, spec.merge.config_json()),
         spec,
+        chaos: false,
     };
     let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
     bucket.start(&fragments, &vec![0.0; tensors], 1, "test").await?;

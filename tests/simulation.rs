@@ -1,7 +1,7 @@
 //! Fleets under fire on virtual time, and every crash point of a scripted run. `tombolo sim --seeds N` does more seeds of the first.
 
-use object_store::path::Path;
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tombolo::bucket::{Bucket, Keys};

@@ -90,6 +90,14 @@ impl Location {
         Ok(self.place()? == Place::Memory)
     }
 
+    /// Whether the bucket is on this machine, with no server before it.
+    ///
+    /// # Errors
+    /// The URL is not one of the known forms.
+    pub fn is_local(&self) -> Result<bool> {
+        Ok(matches!(self.place()?, Place::Memory | Place::File(_)))
+    }
+
     /// The endpoint that was given, checked.
     ///
     /// # Errors
@@ -102,7 +110,7 @@ impl Location {
     ///
     /// # Errors
     /// Invalid: it is no URL of a server.
-    pub(super) fn s3_endpoint(&self) -> Result<Option<String>> {
+    pub fn s3_endpoint(&self) -> Result<Option<String>> {
         match self.checked_endpoint()? {
             Some(endpoint) => Ok(Some(endpoint)),
             None => std::env::var("AWS_ENDPOINT_URL").ok().filter(|url| !url.is_empty()).map(checked).transpose(),

@@ -6,6 +6,7 @@
 
 mod client;
 mod create;
+mod deadline;
 pub mod doctor;
 mod examination;
 mod frame;
@@ -15,6 +16,7 @@ mod lineage;
 mod location;
 pub mod payload;
 pub mod provision;
+mod rate;
 pub mod record;
 mod run;
 mod spool;
@@ -26,6 +28,7 @@ pub use key::{Keys, OfferId};
 pub use ledger::{Account, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;
 pub use location::Location;
+pub use rate::{Queue, Rate, rated};
 pub use run::Bucket;
 pub use spool::{Flat, MEMORY_BYTES, Vector};
 pub use tail::{STATE_EVERY, Tail};

@@ -39,6 +39,9 @@ pub struct RunRecord {
     pub codec: PolicyUse,
     /// The merge policy.
     pub merge: PolicyUse,
+    /// Whether `tombolo chaos` struck this run; a record that does not say so is of a run that it did not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chaos: bool,
 }
 
 impl RunRecord {
@@ -60,7 +63,7 @@ impl RunRecord {
         }
         let value = |r: &RunRecord| {
             // Where the text lies and how many islands this machine starts are nobody else's business.
-            let mut r = RunRecord { nonce: String::new(), ..r.clone() };
+            let mut r = RunRecord { nonce: String::new(), chaos: false, ..r.clone() };
             r.spec.islands = 0;
             r.spec.data.path = String::new();
             r.spec.codec.policy = String::new();
@@ -69,6 +72,10 @@ impl RunRecord {
         };
         let mut out = Vec::new();
         walk("", &value(self), &value(other), &mut out);
+        // A run that chaos struck may go on without it, and stays marked; one that is not marked cannot be marked any more.
+        if self.chaos && !other.chaos {
+            out.push("chaos: here true, in the bucket false".into());
+        }
         out
     }
 }
@@ -371,6 +378,37 @@ impl Fates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn run(chaos: bool) -> RunRecord {
+        let policy = PolicyUse { name: "p".into(), hash: "h".into(), config: String::new() };
+        RunRecord {
+            format: FORMAT,
+            nonce: "n".into(),
+            spec: Spec::default(),
+            layout: "l".into(),
+            corpus: "c".into(),
+            fragments: 1,
+            codec: policy.clone(),
+            merge: policy,
+            chaos,
+        }
+    }
+
+    #[test]
+    fn a_record_that_says_nothing_of_chaos_is_of_a_run_without() {
+        let text = serde_json::to_string(&run(false)).unwrap();
+        assert!(!text.contains("chaos"), "as it was before there was such a field: {text}");
+        assert_eq!(serde_json::from_str::<RunRecord>(&text).unwrap(), run(false));
+        let text = serde_json::to_string(&run(true)).unwrap();
+        assert_eq!(serde_json::from_str::<RunRecord>(&text).unwrap(), run(true));
+    }
+
+    #[test]
+    fn a_run_may_go_on_without_chaos_but_chaos_takes_no_run_that_is_not_marked() {
+        assert_eq!(run(false).differences(&run(true)), Vec::<String>::new());
+        assert_eq!(run(true).differences(&run(true)), Vec::<String>::new());
+        assert_eq!(run(true).differences(&run(false)), ["chaos: here true, in the bucket false"]);
+    }
 
     #[test]
     fn every_kind_of_entry_is_read_as_it_was_written() {

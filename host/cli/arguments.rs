@@ -1,5 +1,7 @@
 //! What can be asked for on the command line.
 
+use crate::bucket::Rate;
+use crate::clock::Duration;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -33,6 +35,8 @@ pub enum Command {
     Doctor(DoctorArguments),
     /// Make a bucket, with the lifecycle rules that its store takes
     Bucket(BucketArguments),
+    /// Train on this machine like `run` while plugs are pulled on a schedule of the seed, and report what it cost
+    Chaos(ChaosArguments),
     /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
     Sim(SimArguments),
     /// Continue a text with an exported model
@@ -83,10 +87,39 @@ pub struct RunArguments {
     pub bucket: Option<String>,
     #[command(flatten)]
     pub server: Server,
+    /// Cap what each island and syncer sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Folder for the picture, the summary and the exported model (default: tombolo-runs/NAME)
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Also write the summary as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ChaosArguments {
+    #[command(flatten)]
+    pub spec: SpecArguments,
+    /// How long: 90s, 10m, 2h; the run ends before that if it has merged its tokens. The seed gives the blows, too
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = super::chaos::span)]
+    pub length: Duration,
+    /// Syncers to start
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub syncers: u8,
+    /// Where the islands meet: file:DIR (processes are struck) or s3://BUCKET/PREFIX on a server of plain HTTP (links, too)
+    #[arg(long, value_name = "URL")]
+    pub bucket: Option<String>,
+    #[command(flatten)]
+    pub server: Server,
+    /// Cap what each island and syncer sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
+    /// Folder for the picture, the summary and the exported model (default: tombolo-runs/NAME)
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Also write the report as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
@@ -131,6 +164,9 @@ pub struct IslandArguments {
     /// Also stand by as a syncer, and take the role when the acting one's beat stops
     #[arg(long)]
     pub may_sync: bool,
+    /// Cap what this process sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -140,9 +176,15 @@ pub struct IslandArguments {
 pub struct SyncerArguments {
     #[command(flatten)]
     pub target: Target,
+    /// Name of this syncer, as the log will say it: lower-case letters, digits and dashes
+    #[arg(long, value_name = "NAME", default_value = "syncer")]
+    pub name: String,
     /// Threads of a merge (default: all cores)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Cap what this process sends to and fetches from the bucket, both together: 800kbit, 50mbit, 2gbit (per second)
+    #[arg(long, value_name = "RATE")]
+    pub link: Option<Rate>,
     /// Speak to a supervisor: events as JSON lines on standard output, end when standard input closes
     #[arg(long, hide = true)]
     pub supervised: bool,

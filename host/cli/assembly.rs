@@ -79,12 +79,12 @@ pub async fn open_for_writing(location: &Location, create: bool) -> Result<Arc<d
 }
 
 impl Run {
-    /// Opens the run called `name`, or the only one of the bucket, to take a role in it.
+    /// As [`Run::find`], to take a role in the run.
     ///
     /// # Errors
-    /// As [`Run::open`]; Invalid: the store ignores conditions, and no role is safe there.
-    pub async fn enter(location: &Location, name: Option<&str>) -> Result<Run> {
-        let run = Run::open(location, name).await?;
+    /// Those of [`Run::find`]; Invalid: the store ignores conditions, and no role is safe there.
+    pub async fn enter(store: Arc<dyn ObjectStore>, location: &Location, name: Option<&str>) -> Result<Run> {
+        let run = Run::find(store, location, name).await?;
         doctor::require_conditions(&**run.bucket.store(), &location.to_string()).await?;
         Ok(run)
     }
@@ -94,7 +94,14 @@ impl Run {
     /// # Errors
     /// No such run, or several and no name; an unreadable bucket.
     pub async fn open(location: &Location, name: Option<&str>) -> Result<Run> {
-        let store = location.open(false).await?;
+        Run::find(location.open(false).await?, location, name).await
+    }
+
+    /// As [`Run::open`], through a store that is open already.
+    ///
+    /// # Errors
+    /// No such run, or several and no name; an unreadable bucket.
+    pub async fn find(store: Arc<dyn ObjectStore>, location: &Location, name: Option<&str>) -> Result<Run> {
         let names = run_names(&store).await?;
         let known = || if names.is_empty() { "none".to_string() } else { names.join(", ") };
         let name = match (name, names.as_slice()) {
@@ -212,7 +219,7 @@ impl Run {
 }
 
 /// Names of the runs in a store, sorted.
-pub async fn run_names(store: &Arc<dyn object_store::ObjectStore>) -> Result<Vec<String>> {
+pub async fn run_names(store: &Arc<dyn ObjectStore>) -> Result<Vec<String>> {
     use object_store::ObjectStoreExt;
     let listed = store.list_with_delimiter(None).await.map_err(|e| {
         Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e)

@@ -3,6 +3,7 @@
 use super::arguments::{ExportArguments, GenerateArguments};
 use super::assembly::Run;
 use super::role::location;
+use crate::bucket::record::RunRecord;
 use crate::bucket::{Ledger, Tail};
 use crate::data::write_tokenizer_files;
 use crate::error::{Error, Result};
@@ -32,15 +33,24 @@ pub async fn committed_model(run: &Run, ledger: &Ledger) -> Result<Model> {
     Ok(Model { config: run.record.spec.model_config(), layout: run.layout.clone(), parameters })
 }
 
-/// Writes a model and its tokenizer to `dir`.
+/// What an exported model of a run that chaos struck says of itself.
+pub const STRUCK: &str = "`tombolo chaos` struck the run that trained this model: its islands and syncers were killed, frozen and cut off on purpose";
+
+/// Writes a model and its tokenizer to `dir`; where the run was struck by chaos, also a README.md that says so.
 ///
 /// # Errors
 /// The folder cannot be written.
-pub fn write_model(model: &Model, dir: &Path) -> Result<()> {
+pub fn write_model(model: &Model, record: &RunRecord, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir)
         .map_err(|e| Error::invalid(format!("{}: cannot be made", dir.display())).because(e))?;
     model.save(dir)?;
-    write_tokenizer_files(dir).map_err(|e| Error::invalid(e.to_string()))
+    write_tokenizer_files(dir).map_err(|e| Error::invalid(e.to_string()))?;
+    if record.chaos {
+        let path = dir.join("README.md");
+        std::fs::write(&path, format!("# {}\n\n{STRUCK}.\n", record.spec.run))
+            .map_err(|e| Error::invalid(format!("{}: cannot be written", path.display())).because(e))?;
+    }
+    Ok(())
 }
 
 /// Continues `prompt` (as bytes) by `tokens` tokens.
@@ -70,7 +80,7 @@ pub async fn command(arguments: ExportArguments) -> Result<()> {
     let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
     let ledger = current_ledger(&run).await?;
     let model = committed_model(&run, &ledger).await?;
-    write_model(&model, &arguments.dir)?;
+    write_model(&model, &run.record, &arguments.dir)?;
     say!(
         "run {} after {} rounds and {} tokens: written to {}",
         run.record.spec.run,
@@ -78,6 +88,9 @@ pub async fn command(arguments: ExportArguments) -> Result<()> {
         ledger.tokens(),
         arguments.dir.display()
     );
+    if run.record.chaos {
+        say!("{STRUCK}; README.md beside it says so");
+    }
     Ok(())
 }
 

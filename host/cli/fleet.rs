@@ -3,7 +3,7 @@
 use super::assembly::Run;
 use super::role::told;
 use super::supervise::{Exit, Launches, Process, Verdict};
-use crate::bucket::Location;
+use crate::bucket::{Location, Rate};
 use crate::clock::{self, Instant};
 use crate::error::{Error, Result};
 use crate::event::{Event, Sink};
@@ -26,9 +26,57 @@ struct Slot {
     ended: Option<std::result::Result<(), String>>,
 }
 
+/// One role that a fleet is to start as a process.
+pub struct Seat {
+    name: String,
+    arguments: Vec<String>,
+}
+
+/// Name of the island with this index, from 0.
+pub fn island_name(index: usize) -> String {
+    format!("island-{index}")
+}
+
+/// Name of syncer number `n`, from 1.
+pub fn syncer_name(n: usize) -> String {
+    if n == 1 { "syncer".to_string() } else { format!("syncer-{n}") }
+}
+
+/// The islands of the spec, `island-0` and on, and `syncers` syncers: `syncer`, `syncer-2` and on. `place` says where a role finds the bucket,
+/// by its name; `link` caps each role's transfers.
+pub fn seats(
+    spec: &Spec,
+    syncers: usize,
+    threads: usize,
+    link: Option<Rate>,
+    place: impl Fn(&str) -> Location,
+) -> (Vec<Seat>, Vec<Seat>) {
+    let seat = |role: &str, name: String, more: &[&str]| {
+        let Location { url, endpoint } = place(&name);
+        let mut arguments: Vec<String> =
+            [role, &url, "--run", &spec.run, "--supervised", "--name", &name].map(String::from).to_vec();
+        if let Some(endpoint) = endpoint {
+            arguments.extend(["--endpoint".to_string(), endpoint]);
+        }
+        if let Some(link) = link {
+            arguments.extend(["--link".to_string(), link.to_string()]);
+        }
+        arguments.extend(more.iter().map(ToString::to_string));
+        Seat { name, arguments }
+    };
+    let threads = threads.to_string();
+    let mut more = vec!["--threads", &threads, "--may-sync"];
+    if !spec.data.path.is_empty() {
+        more.extend(["--data", &spec.data.path]);
+    }
+    let islands = (0..spec.islands).map(|i| seat("island", island_name(i), &more)).collect();
+    let syncers = (1..=syncers).map(|n| seat("syncer", syncer_name(n), &["--threads", "1"])).collect();
+    (islands, syncers)
+}
+
 /// All roles of a run on this machine.
 pub enum Fleet {
-    /// As processes; the syncer last.
+    /// As processes; the syncers last.
     Processes(Processes),
     /// As tasks.
     Tasks(Tasks),
@@ -36,9 +84,11 @@ pub enum Fleet {
 
 /// Roles as processes.
 pub struct Processes {
-    slots: Vec<Slot>,
+    islands: Vec<Slot>,
+    syncers: Vec<Slot>,
+    /// Frozen processes whose successors have been started, by their names.
+    replaced: Vec<(String, Process)>,
     events: mpsc::Sender<Event>,
-    draining: bool,
 }
 
 /// Roles as tasks.
@@ -50,38 +100,20 @@ pub struct Tasks {
 }
 
 impl Fleet {
-    /// Islands and a syncer as processes of this program.
-    pub fn processes(location: &Location, spec: &Spec, threads: usize, events: mpsc::Sender<Event>) -> Result<Fleet> {
-        let slot = |role: &str, name: &str, more: Vec<String>| {
-            let mut arguments: Vec<String> =
-                [role, location.url.as_str(), "--run", &spec.run, "--supervised"].map(String::from).to_vec();
-            if let Some(endpoint) = &location.endpoint {
-                arguments.extend(["--endpoint".to_string(), endpoint.clone()]);
-            }
-            arguments.extend(more);
-            let now = clock::now();
-            Slot {
-                name: name.to_string(),
+    /// Islands and syncers as processes of this program.
+    pub fn processes((islands, syncers): (Vec<Seat>, Vec<Seat>), events: mpsc::Sender<Event>) -> Fleet {
+        let slots = |seats: Vec<Seat>| {
+            let slot = |Seat { name, arguments }| Slot {
+                name,
                 arguments,
                 process: None,
                 launches: Launches::default(),
-                launch_at: Some(now),
+                launch_at: Some(clock::now()),
                 ended: None,
-            }
+            };
+            seats.into_iter().map(slot).collect()
         };
-        let mut slots: Vec<Slot> = (0..spec.islands)
-            .map(|i| {
-                let name = format!("island-{i}");
-                let mut more = vec!["--name".to_string(), name.clone(), "--threads".to_string(), threads.to_string()];
-                more.push("--may-sync".to_string());
-                if !spec.data.path.is_empty() {
-                    more.extend(["--data".to_string(), spec.data.path.clone()]);
-                }
-                slot("island", &name, more)
-            })
-            .collect();
-        slots.push(slot("syncer", "syncer", vec!["--threads".to_string(), "1".to_string()]));
-        Ok(Fleet::Processes(Processes { slots, events, draining: false }))
+        Fleet::Processes(Processes { islands: slots(islands), syncers: slots(syncers), replaced: Vec::new(), events })
     }
 
     /// Islands and a syncer as tasks of this process.
@@ -103,7 +135,7 @@ impl Fleet {
             let asked = told(islands_asked.clone());
             let (run, runtime, sink, data) = (run.clone(), runtime.clone(), sink.clone(), spec.data.path.clone());
             islands.spawn(async move {
-                let (name, data) = (format!("island-{i}"), (!data.is_empty()).then_some(data.as_str()));
+                let (name, data) = (island_name(i), (!data.is_empty()).then_some(data.as_str()));
                 let site = || run.site(&runtime, &name, threads, data, sink.clone());
                 island::live(site, Drive::Thread, asked).await.map(|_| ())
             });
@@ -117,8 +149,8 @@ impl Fleet {
     pub fn drain_islands(&mut self) {
         match self {
             Fleet::Processes(processes) => {
-                processes.draining = true;
-                processes.islands().filter_map(|s| s.process.as_mut()).for_each(Process::drain);
+                processes.islands.iter_mut().filter_map(|s| s.process.as_mut()).for_each(Process::drain);
+                processes.replaced.iter_mut().for_each(|(_, process)| process.drain());
             }
             // Nobody listening means that they are gone already.
             Fleet::Tasks(tasks) => drop(tasks.drain_islands.send(true)),
@@ -129,12 +161,14 @@ impl Fleet {
     pub async fn kill(&mut self) {
         match self {
             Fleet::Processes(processes) => {
-                processes.draining = true;
-                for slot in &mut processes.slots {
+                for slot in processes.islands.iter_mut().chain(&mut processes.syncers) {
                     slot.launch_at = None;
                     if let Some(process) = &mut slot.process {
                         process.kill().await;
                     }
+                }
+                for (_, process) in &mut processes.replaced {
+                    process.kill().await;
                 }
             }
             Fleet::Tasks(tasks) => {
@@ -157,14 +191,9 @@ impl Fleet {
 }
 
 impl Processes {
-    fn islands(&mut self) -> impl Iterator<Item = &mut Slot> {
-        let count = self.slots.len() - 1;
-        self.slots[..count].iter_mut()
-    }
-
     async fn tend(&mut self, ending: bool, board: &Board) -> Result<bool> {
         let now = clock::now();
-        for slot in &mut self.slots {
+        for slot in self.islands.iter_mut().chain(&mut self.syncers) {
             let ended = match &mut slot.process {
                 Some(process) => process.ended()?,
                 None => None,
@@ -186,20 +215,52 @@ impl Processes {
                 }
             }
         }
-        let (syncer, islands) = self.slots.split_last_mut().expect("a fleet has a syncer");
-        let islands_gone = islands.iter().all(|s| s.ended.is_some());
-        if islands_gone && let Some(process) = &mut syncer.process {
-            process.drain();
+        for (name, process) in std::mem::take(&mut self.replaced) {
+            self.keep_replaced(name, process, board)?;
         }
-        if let Some(Err(reason)) = &syncer.ended {
-            return Err(Error::unavailable(format!("the syncer is given up: {reason}; see its words above")));
+        let islands_gone = self.islands.iter().all(|s| s.ended.is_some()) && self.replaced.is_empty();
+        if islands_gone {
+            self.syncers.iter_mut().filter_map(|s| s.process.as_mut()).for_each(Process::drain);
         }
-        if let Some(Err(reason)) = islands.first().and_then(|s| s.ended.as_ref())
-            && islands.iter().all(|s| matches!(s.ended, Some(Err(_))))
-        {
-            return Err(Error::unavailable(format!("every island is given up: {reason}; see their words above")));
+        for (what, slots) in [("syncer", &self.syncers), ("island", &self.islands)] {
+            if let Some(Err(reason)) = slots.first().and_then(|s| s.ended.as_ref())
+                && slots.iter().all(|s| matches!(s.ended, Some(Err(_))))
+            {
+                return Err(Error::unavailable(format!("every {what} is given up: {reason}; see their words above")));
+            }
         }
-        Ok(islands_gone && syncer.ended.is_some())
+        Ok(islands_gone && self.syncers.iter().all(|s| s.ended.is_some()))
+    }
+
+    fn keep_replaced(&mut self, name: String, mut process: Process, board: &Board) -> Result<()> {
+        match process.ended()? {
+            Some(exit) => board.note(&format!("{name}: its earlier process ended ({exit:?})")),
+            None => self.replaced.push((name, process)),
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, name: &str) -> Option<&mut Slot> {
+        self.islands.iter_mut().chain(&mut self.syncers).find(|s| s.name == name)
+    }
+
+    /// The id of a role's process, while it has one.
+    pub fn pid(&mut self, name: &str) -> Option<u32> {
+        self.slot(name)?.process.as_ref()?.id()
+    }
+
+    /// How often a role was launched within the last window of its budget.
+    pub fn launches(&mut self, name: &str) -> usize {
+        self.slot(name).map_or(0, |slot| slot.launches.within_window(clock::now()))
+    }
+
+    /// Starts a role's next process beside the one that it has, which nobody looks after any more.
+    pub fn replace(&mut self, name: &str) {
+        let Some(slot) = self.slot(name) else { return };
+        slot.launch_at = Some(clock::now());
+        if let Some(process) = slot.process.take() {
+            self.replaced.push((name.to_string(), process));
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod assembly;
 mod audit;
 mod bench;
 mod bucket;
+mod chaos;
 mod doctor;
 mod export;
 mod fleet;
@@ -66,6 +67,7 @@ async fn dispatch(command: Command) -> Result<()> {
             .map_err(|e| crate::error::Error::bug("the bench panicked").because(e))?,
         Command::Ledger(arguments) => audit::ledger_command(arguments).await,
         Command::Verify(arguments) => audit::verify_command(arguments).await,
+        Command::Chaos(arguments) => chaos::command(arguments).await,
         Command::Sim(arguments) => tokio::task::spawn_blocking(move || bench::sim_command(&arguments))
             .await
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,

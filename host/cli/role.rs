@@ -2,7 +2,8 @@
 
 use super::arguments::{IslandArguments, SyncerArguments, Target};
 use super::assembly::{Run, cores, policy_runtime};
-use crate::bucket::Location;
+use crate::bucket::key::is_name;
+use crate::bucket::{Location, Rate, rated};
 use crate::error::{Error, Result};
 use crate::event::Sink;
 use crate::island::{self, Drive};
@@ -15,6 +16,12 @@ use tokio::sync::watch;
 
 pub fn location(target: &Target) -> Location {
     Location { url: target.bucket.clone(), endpoint: target.server.endpoint.clone() }
+}
+
+/// The run that the arguments name, over a link of this speed, to take a role in it.
+async fn open(target: &Target, link: Option<Rate>) -> Result<Run> {
+    let place = location(target);
+    Run::enter(rated(place.open(false).await?, link), &place, target.run.as_deref()).await
 }
 
 /// Completes when the process is asked to drain: Ctrl-C or SIGTERM; under a supervisor SIGTERM or the end of standard input (a Ctrl-C at the
@@ -57,7 +64,7 @@ fn sink(supervised: bool) -> Sink {
 /// `tombolo island`.
 pub async fn island_command(arguments: IslandArguments) -> Result<()> {
     let drain = drained(arguments.supervised)?;
-    let run = Run::enter(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let run = open(&arguments.target, arguments.link).await?;
     let runtime = policy_runtime()?;
     let threads = arguments.threads.unwrap_or_else(cores);
     let sink = sink(arguments.supervised);
@@ -90,11 +97,19 @@ pub async fn island_command(arguments: IslandArguments) -> Result<()> {
 /// `tombolo syncer`.
 pub async fn syncer_command(arguments: SyncerArguments) -> Result<()> {
     let drain = drained(arguments.supervised)?;
-    let run = Run::enter(&location(&arguments.target), arguments.target.run.as_deref()).await?;
+    let run = open(&arguments.target, arguments.link).await?;
     let runtime = policy_runtime()?;
     let sink = sink(arguments.supervised);
+    // Short enough to stand in a key beside the nonce.
+    if !is_name(&arguments.name) || arguments.name.len() > 48 {
+        return Err(Error::invalid(format!(
+            "--name: expected 1 to 48 lower-case letters, digits and dashes, found `{}`",
+            arguments.name.escape_debug()
+        )));
+    }
+    let id = format!("{}-{}", arguments.name, &nonce()[..8]);
     let desk = run.desk(&runtime, arguments.threads.unwrap_or_else(cores), sink.clone()).await?;
-    let id = desk.id.clone();
+    let desk = Desk { id: id.clone(), ..desk };
     match syncer::run(desk, drain).await? {
         syncer::Ended::Stopped(reason) => sink.note(&id, format!("ends: {reason}")),
         syncer::Ended::Drained => sink.note(&id, "ends: it was told to drain"),

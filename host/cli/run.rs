@@ -3,15 +3,17 @@
 
 use super::arguments::RunArguments;
 use super::assembly::{Run, cores, open_for_writing, policy_runtime, run_names};
-use super::export::{committed_model, continue_text, current_ledger, write_model};
-use super::fleet::Fleet;
+use super::chaos::{Chaos, Order, server_to_strike};
+use super::export::{STRUCK, committed_model, continue_text, current_ledger, write_model};
+use super::fleet::{Fleet, seats};
 use super::submit::{Draft, read_spec};
-use crate::bucket::record::{Body, Fate, IslandState};
-use crate::bucket::{Ledger, Location, Tail};
+use crate::bucket::record::{Body, Entry, Fate, IslandState};
+use crate::bucket::{Ledger, Location, Tail, rated};
 use crate::clock::{self, Duration, Instant};
 use crate::data::Corpus;
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::event::{Event, Sink};
+use crate::policy::Runtime;
 use crate::report::{Board, Curves, IslandLine, RunLine, Series, Summary, loss_curves_svg, loss_curves_text};
 use crate::score::Evaluator;
 use crate::spec::Spec;
@@ -37,6 +39,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `tombolo run`.
 pub async fn command(arguments: RunArguments) -> Result<()> {
+    conduct(arguments, None).await
+}
+
+/// Conducts a run from its spec to its summary; under chaos, if that was ordered, to its report.
+///
+/// # Errors
+/// Whatever keeps the run from its end; under chaos also an invariant that does not hold, or no progress after the last blow.
+pub async fn conduct(arguments: RunArguments, chaos: Option<Order>) -> Result<()> {
     let mut spec = read_spec(&arguments.spec)?;
     let runtime = policy_runtime()?;
     let url = arguments.bucket.clone().unwrap_or_else(|| format!("file:{HOME}/bucket"));
@@ -51,13 +61,18 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     if let Some(out) = arguments.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
         return Err(Error::invalid(format!("--out {}: expected a folder or a free name, found a file", out.display())));
     }
+    if chaos.is_some() {
+        server_to_strike(&location)?;
+    }
     let draft = Draft::new(&spec, &runtime)?;
     let store = open_for_writing(&location, true).await?;
     let fresh_name = arguments.bucket.is_none() && arguments.spec.run.is_none();
     if fresh_name {
-        spec.run = next_name(&store, &spec.run).await?;
+        // Not a run's own name: one that chaos did not strike from its beginning cannot be marked any more.
+        spec.run = next_name(&store, if chaos.is_some() { "chaos" } else { &spec.run }).await?;
     }
     let draft = if fresh_name { Draft::new(&spec, &runtime)? } else { draft };
+    let draft = draft.struck(chaos.is_some());
     let corpus = draft.corpus.clone();
     let run = draft.submit(store).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));
@@ -78,6 +93,12 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     );
     eprintln!("text: {}, {} bytes to train on", corpus.description(), corpus.training_bytes());
     let ledger = current_ledger(&run).await?;
+    if let (Some(reason), Some(_)) = (&ledger.stopped, chaos) {
+        return Err(Error::invalid(format!(
+            "run {} has ended already ({reason}); give another name with --run",
+            spec.run
+        )));
+    }
     if let Some(reason) = &ledger.stopped {
         say!("run {} has ended already ({reason}); another one needs another name (--run NAME)", spec.run);
         let mut watch = Watch::new(run, &spec, &corpus)?;
@@ -87,20 +108,62 @@ pub async fn command(arguments: RunArguments) -> Result<()> {
     }
     let (events, incoming) = mpsc::channel(1024);
     let threads = (cores() / spec.islands).max(1);
-    let fleet = if location.is_memory()? {
-        Fleet::tasks(&run, &runtime, threads, &spec, events).await?
+    let chaos = match chaos {
+        Some(order) => Some(Chaos::prepare(order, &location, &spec, run.bucket.clone()).await?),
+        None => None,
+    };
+    let fleet = if let Some(chaos) = &chaos {
+        let place = |role: &str| chaos.place(role, &location);
+        Fleet::processes(seats(&spec, chaos.syncers(), threads, arguments.link, place), events)
+    } else if location.is_memory()? {
+        let bucket = crate::bucket::Bucket::new(rated(run.bucket.store().clone(), arguments.link), &spec.run);
+        Fleet::tasks(&Run::of(bucket, run.record.clone())?, &runtime, threads, &spec, events).await?
     } else {
-        Fleet::processes(&location, &spec, threads, events)?
+        Fleet::processes(seats(&spec, 1, threads, arguments.link, |_| location.clone()), events)
     };
     let mut watch = Watch::new(run, &spec, &corpus)?;
+    watch.chaos = chaos;
     let drained = watch.until_ended(fleet, incoming).await?;
     let seconds = (clock::now() - watch.started).as_secs_f64();
-    let summary = watch.finish(&out, arguments.report.as_deref(), &corpus, seconds).await?;
+    let (chaos, ledger) = (watch.chaos.take(), watch.tail.ledger.clone());
+    let report = arguments.report.as_deref();
+    let summary = watch.finish(&out, report.filter(|_| chaos.is_none()), &corpus, seconds).await?;
     say!("{summary}");
-    if drained {
-        say!("drained; the same command goes on from here");
+    match chaos {
+        Some(chaos) => judge(chaos, &location, &runtime, &ledger, &spec.run, report).await,
+        None => {
+            if drained {
+                say!("drained; the same command goes on from here");
+            }
+            Ok(())
+        }
     }
-    Ok(())
+}
+
+/// Sums up what chaos did and found.
+async fn judge(
+    chaos: Chaos,
+    location: &Location,
+    runtime: &Runtime,
+    ledger: &Ledger,
+    name: &str,
+    to: Option<&Path>,
+) -> Result<()> {
+    let run = Run::open(location, Some(name)).await?;
+    let desk = run.desk(runtime, cores(), Sink::Null).await?;
+    let report = chaos.report(&run, &desk, ledger).await?;
+    say!("{report}");
+    if let Some(path) = to {
+        report.write_json(path).map_err(|e| Error::invalid(e.to_string()))?;
+    }
+    let broken: Vec<&str> = report.invariants.iter().filter(|i| !i.holds).map(|i| i.what.as_str()).collect();
+    if !broken.is_empty() {
+        return Err(Error::corrupt(format!("run {name}: this does not hold: {}", broken.join("; "))));
+    }
+    if report.survived {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!("run {name}: no round was committed after the last blow")))
 }
 
 /// The name itself, or the first numbered one after it whose run has not ended.
@@ -151,6 +214,8 @@ struct Watch {
     held_out: Vec<(f64, f64)>,
     breadths: Vec<usize>,
     started: Instant,
+    /// Who strikes this run, if anybody does.
+    chaos: Option<Chaos>,
 }
 
 impl Watch {
@@ -166,6 +231,7 @@ impl Watch {
             held_out: Vec::new(),
             breadths: Vec::new(),
             started: clock::now(),
+            chaos: None,
             spec: spec.clone(),
             run,
         })
@@ -204,7 +270,7 @@ impl Watch {
             match read.unwrap_or_else(|_| Err(Error::unavailable("the bucket does not answer"))) {
                 Ok(entries) => {
                     failing = false;
-                    entries.into_iter().flatten().for_each(|entry| self.entry(&entry.body));
+                    entries.into_iter().flatten().for_each(|entry| self.entry(&entry));
                 }
                 Err(error) if !failing => {
                     failing = true;
@@ -218,6 +284,13 @@ impl Watch {
             if stopped && ending.is_none() {
                 ending = Some(clock::now());
             }
+            if let Some(chaos) = &mut self.chaos
+                && chaos.tick(&mut fleet, &self.tail.ledger, &self.board, ending.is_some()).await?
+                && ending.is_none()
+            {
+                fleet.drain_islands();
+                ending = Some(clock::now());
+            }
             let gone = fleet.tend(ending.is_some(), &self.board).await?;
             if gone {
                 self.board.finish();
@@ -226,7 +299,7 @@ impl Watch {
                 }
                 // What a drained syncer committed last.
                 let entries = self.tail.advance(&self.run.bucket, usize::MAX).await?;
-                entries.into_iter().flatten().for_each(|entry| self.entry(&entry.body));
+                entries.into_iter().flatten().for_each(|entry| self.entry(&entry));
                 return Ok(!stopped);
             }
             if ending.is_some_and(|at| clock::now() - at > PATIENCE) {
@@ -238,6 +311,9 @@ impl Watch {
     }
 
     fn take_in(&mut self, event: Event) {
+        if let Some(chaos) = &mut self.chaos {
+            chaos.event(&event);
+        }
         match &event {
             Event::Note { who, text } => self.board.note(&format!("{who}: {text}")),
             Event::Island { island, step, loss, tokens_per_s, adopted, state, train_seconds, .. } => {
@@ -271,8 +347,11 @@ impl Watch {
         }
     }
 
-    fn entry(&mut self, body: &Body) {
-        if let Body::Commit(commit) = body {
+    fn entry(&mut self, entry: &Entry) {
+        if let Some(chaos) = &mut self.chaos {
+            chaos.entry(entry, &self.board);
+        }
+        if let Body::Commit(commit) = &entry.body {
             self.breadths.push(commit.offers.iter().filter(|o| o.fate == Fate::Merged).count());
         }
     }
@@ -362,7 +441,7 @@ impl Watch {
             say!("{}", loss_curves_text(78, 18, &curves));
         }
         let exported: PathBuf = out.join("model");
-        write_model(&model, &exported)?;
+        write_model(&model, &self.run.record, &exported)?;
         let held_out = corpus.held_out();
         let prompt = String::from_utf8_lossy(&held_out[..held_out.len().min(64)]).into_owned();
         let sampling = Sampling { temperature: 0.8, top_k: 40, seed: self.spec.seed };
@@ -396,6 +475,9 @@ impl Watch {
         summary.write_json(&out.join("summary.json")).map_err(failed)?;
         if let Some(report) = report {
             summary.write_json(report).map_err(failed)?;
+        }
+        if self.run.record.chaos {
+            say!("{STRUCK}; README.md beside it says so");
         }
         say!("picture: {}", picture.display());
         Ok(summary)

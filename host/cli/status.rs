@@ -46,6 +46,9 @@ async fn show(run: &Run) -> Result<()> {
     let spec = &run.record.spec;
     let state = ledger.stopped.as_deref().map_or("open".to_string(), |reason| format!("ended: {reason}"));
     say!("run {}  ({state})", spec.run);
+    if run.record.chaos {
+        say!("  under chaos: `tombolo chaos` strikes its islands and syncers");
+    }
     say!("  rounds committed {}, tokens merged {} of {}", ledger.rounds_committed(), ledger.tokens(), spec.tokens);
     if ledger.rounds_skipped() > 0 {
         say!("  rounds skipped {}: too few of their offers could be merged", ledger.rounds_skipped());

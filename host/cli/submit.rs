@@ -79,9 +79,16 @@ impl Draft {
             fragments: fragments.count(),
             codec,
             merge,
+            chaos: false,
         };
         let model = Model::init(&config, spec.seed)?;
         Ok(Draft { record, wasm: [codec_wasm, merge_wasm], model, fragments, corpus })
+    }
+
+    /// Marks the run as one that `tombolo chaos` strikes, if it does.
+    pub fn struck(mut self, chaos: bool) -> Draft {
+        self.record.chaos = chaos;
+        self
     }
 
     /// Puts the run into the bucket, or finds that it is there already.

@@ -53,6 +53,11 @@ impl Launches {
         self.0.push_back(now);
     }
 
+    /// How many there were within the window that ends now.
+    pub fn within_window(&self, now: Instant) -> usize {
+        self.0.iter().filter(|&&at| now.saturating_duration_since(at) <= WINDOW).count()
+    }
+
     /// Whether a child that ended like this is launched again. Pure, but for forgetting launches that are long past.
     pub fn verdict(&mut self, exit: Exit, stop_asked: bool, now: Instant) -> Verdict {
         if exit == Exit::Code(0) || stop_asked {
@@ -74,6 +79,16 @@ impl Launches {
             n => Verdict::Relaunch(Duration::from_millis(100 << n.min(5))),
         }
     }
+}
+
+/// Sends a signal, such as `KILL`, `STOP` or `CONT`, to a process of ours. It may be gone already.
+///
+/// # Errors
+/// There is no shell to send it.
+pub async fn signal(pid: u32, name: &str) -> Result<()> {
+    // The shell's own `kill`: a call of the C library would be unsafe code.
+    let status = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\" 2>/dev/null", name, &pid.to_string()]).status();
+    status.await.map(drop).map_err(|e| Error::unavailable(format!("SIG{name} cannot be sent")).because(e))
 }
 
 /// A child process that speaks in events.

@@ -8,6 +8,7 @@
 //! Files appear whole or not at all: they are written beside their final name and renamed.
 
 mod board;
+mod chaos;
 mod chart;
 mod curves;
 mod number;
@@ -18,6 +19,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub use board::{Board, IslandLine, RunLine};
+pub use chaos::{BlowLine, ChaosReport, Invariant, KindLine, by_kind};
 pub use chart::loss_curves_text;
 pub use curves::{Curves, Series};
 pub use summary::Summary;

@@ -1,15 +1,21 @@
 //! Whole runs on virtual time: real islands and a real syncer, with real policies, over a store in memory whose every call takes a set time.
 //! Nothing sleeps for real; one seed gives one log. Benches and tests of the outer loop run here.
+//!
+//! Also what `tombolo chaos` strikes real processes with: the blows of a seed, and a proxy that spoils requests.
 
+mod blow;
 mod check;
 mod fault;
 mod fleet;
+mod proxy;
 mod quality;
 pub mod toy;
 
+pub use blow::{Blow, Strike, Target, quiet, schedule};
 pub use check::{Checked, check_bucket};
 pub use fault::{Faults, Link, Trap};
 pub use fleet::{Fleet, Process, Report, Role, simulate};
+pub use proxy::{Disturbance, Proxy};
 pub use quality::{Comparison, Quality, compare};
 
 use crate::bucket::record::RunRecord;

@@ -90,6 +90,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         fragments: fragments.count(),
         codec: used(&codec, &spec.codec),
         merge: used(&merge, &spec.merge),
+        chaos: false,
     };
     let world = World {
         bucket: Bucket::new(slow_store(LATENCY), &spec.run),

@@ -50,6 +50,7 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         codec: used(&codec, &spec.codec),
         merge: used(&merge, &spec.merge),
         spec,
+        chaos: false,
     };
     Ok((record, codec, merge))
 }

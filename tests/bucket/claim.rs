@@ -72,6 +72,7 @@ fn record(seed: u64) -> RunRecord {
         fragments: FRAGMENTS,
         codec: policy("bf16"),
         merge: policy("rda"),
+        chaos: false,
     }
 }
 
