@@ -2,6 +2,7 @@
 
 use crate::bucket::Rate;
 use crate::clock::Duration;
+use crate::policy::Role;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -35,6 +36,8 @@ pub enum Command {
     Doctor(DoctorArguments),
     /// Make a bucket, with the lifecycle rules that its store takes
     Bucket(BucketArguments),
+    /// Write and check policies: a crate to begin with, and whether a run may use a component
+    Policy(PolicyArguments),
     /// Train on this machine like `run` while plugs are pulled on a schedule of the seed, and report what it cost
     Chaos(ChaosArguments),
     /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
@@ -281,6 +284,43 @@ pub struct DoctorArguments {
     #[command(flatten)]
     pub server: Server,
     /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyArguments {
+    #[command(subcommand)]
+    pub command: PolicyCommand,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum PolicyCommand {
+    /// Put a component through admission, and print its card: properties, fuel, speed, or the first counterexample
+    Check(PolicyCheckArguments),
+    /// Make a crate that builds to a policy, with the kit beside it
+    New(PolicyNewArguments),
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyNewArguments {
+    /// Name of the crate and of its folder, which is made here: lower-case letters, digits and dashes, a letter first
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// What the policy is to do: merge, codec or pace
+    #[arg(long, value_name = "ROLE", value_parser = super::policy::role)]
+    pub role: Role,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyCheckArguments {
+    /// The component's file, or the name of a bundled policy
+    #[arg(value_name = "FILE")]
+    pub file: String,
+    /// Configuration to check it under (default: none, which means the policy's own defaults)
+    #[arg(long, value_name = "JSON")]
+    pub config: Option<String>,
+    /// The card as one JSON object instead of lines
     #[arg(long)]
     pub json: bool,
 }

@@ -17,11 +17,13 @@ mod chaos;
 mod doctor;
 mod export;
 mod fleet;
+mod policy;
 mod role;
 mod run;
 mod status;
 mod submit;
 mod supervise;
+mod template;
 
 use crate::error::Result;
 use arguments::{Arguments, Command};
@@ -73,6 +75,9 @@ async fn dispatch(command: Command) -> Result<()> {
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
         Command::Doctor(arguments) => doctor::command(arguments).await,
         Command::Bucket(arguments) => bucket::command(arguments).await,
+        Command::Policy(arguments) => tokio::task::spawn_blocking(move || policy::command(&arguments.command))
+            .await
+            .map_err(|e| crate::error::Error::bug("the examination panicked").because(e))?,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

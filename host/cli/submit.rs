@@ -5,13 +5,14 @@
 
 use super::arguments::{SpecArguments, SubmitArguments};
 use super::assembly::{Run, cores, open_corpus, open_for_writing, policy_runtime, policy_wasm};
+use super::policy::require_admission;
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::bucket::{Bucket, Location, Vector};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
 use crate::outer::{Fragments, norm};
-use crate::policy::{Codec, Contribution, Round, Runtime};
+use crate::policy::{Codec, Contribution, Role, Round, Runtime, bundled_wasm};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::{RoundInput, Rules, merge_round};
 use object_store::ObjectStore;
@@ -63,8 +64,8 @@ impl Draft {
         let config = spec.model_config();
         let layout = Layout::of(&config);
         let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
-        let (codec, codec_wasm) = policy_use(&spec.codec, "codec", runtime)?;
-        let (merge, merge_wasm) = policy_use(&spec.merge, "merge", runtime)?;
+        let (codec, codec_wasm) = policy_use(&spec.codec, Role::Codec, runtime)?;
+        let (merge, merge_wasm) = policy_use(&spec.merge, Role::Merge, runtime)?;
         let opened = runtime
             .load(&codec_wasm)
             .and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
@@ -121,12 +122,13 @@ impl Draft {
     }
 }
 
-fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
-    let wasm = policy_wasm(spec, role)?;
+/// A policy of the spec. One that does not come with the program goes through admission.
+fn policy_use(spec: &PolicySpec, role: Role, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
+    let wasm = policy_wasm(spec, &role.to_string())?;
     let policy =
         runtime.load(&wasm).map_err(|e| Error::invalid(format!("{role}.policy: {}", spec.policy)).because(e))?;
-    let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
-    if !roles.iter().any(|r| r == role) {
+    if !policy.roles().contains(&role) {
+        let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
         return Err(Error::invalid(format!(
             "{role}.policy: {}: expected a {role} policy, found {}",
             spec.policy,
@@ -134,6 +136,9 @@ fn policy_use(spec: &PolicySpec, role: &str, runtime: &Runtime) -> Result<(Polic
         )));
     }
     let config = String::from_utf8(spec.config_json()).expect("JSON is UTF-8");
+    if bundled_wasm(&spec.policy).is_none() {
+        require_admission(&spec.policy, &policy, role, &config)?;
+    }
     Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
 }
 

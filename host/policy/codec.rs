@@ -62,6 +62,11 @@ impl Codec {
         self.traits
     }
 
+    /// Fuel that the calls of the running instance took so far; 0 where it has just been thrown away.
+    pub(super) fn fuel(&self) -> u64 {
+        self.running.as_ref().map_or(0, |running| running.instance.fuel())
+    }
+
     /// The policy behind it.
     pub fn policy(&self) -> &Policy {
         &self.policy

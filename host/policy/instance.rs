@@ -65,6 +65,7 @@ pub(super) struct Instance<B> {
     limits: Limits,
     store: Store<Guest>,
     bindings: B,
+    fuel: u64,
 }
 
 impl<B> Instance<B> {
@@ -80,7 +81,7 @@ impl<B> Instance<B> {
         store.epoch_deadline_trap();
         let fuel = prepare(&mut store, &limits, "its start", 0, 0)?;
         match make(&mut store) {
-            Ok(bindings) => Ok(Instance { policy: policy.clone(), limits, store, bindings }),
+            Ok(bindings) => Ok(Instance { policy: policy.clone(), limits, store, bindings, fuel: 0 }),
             Err(error) => Err(failure(policy, &limits, "its start", fuel, store.data(), error)),
         }
     }
@@ -96,11 +97,18 @@ impl<B> Instance<B> {
         f: impl FnOnce(&mut Store<Guest>, &B) -> wasmtime::Result<std::result::Result<T, String>>,
     ) -> Result<T> {
         let fuel = prepare(&mut self.store, &self.limits, call, values, answer)?;
-        match f(&mut self.store, &self.bindings) {
+        let answer = f(&mut self.store, &self.bindings);
+        self.fuel += fuel - self.store.get_fuel().unwrap_or(0).min(fuel);
+        match answer {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(reason)) => Err(Error::Refused { policy: self.policy.hash(), call, reason: shown(&reason) }),
             Err(error) => Err(failure(&self.policy, &self.limits, call, fuel, self.store.data(), error)),
         }
+    }
+
+    /// Fuel that all its calls took so far, its start left out.
+    pub(super) fn fuel(&self) -> u64 {
+        self.fuel
     }
 
     /// An answer that cannot be used.

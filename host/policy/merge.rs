@@ -121,6 +121,21 @@ pub fn merge(
     source: &dyn MergeSource,
     threads: usize,
 ) -> Result<Merged> {
+    metered(policy, config, round, tensors, contributions, memo, source, threads).map(|(merged, _)| merged)
+}
+
+/// As [`merge`], with the fuel that it took in all instances.
+#[expect(clippy::too_many_arguments, reason = "as merge")]
+pub(super) fn metered(
+    policy: &Policy,
+    config: &[u8],
+    round: &Round,
+    tensors: &[Tensor],
+    contributions: &[Contribution],
+    memo: &[u8],
+    source: &dyn MergeSource,
+    threads: usize,
+) -> Result<(Merged, u64)> {
     if contributions.is_empty() {
         return Err(Error::Input { what: "contributions", expected: "at least one".into(), found: "none".into() });
     }
@@ -153,7 +168,8 @@ pub fn merge(
     if memo.len() > MEMO_BYTES_MAX {
         return Err(nonsense(policy, "close", "bytes of the memo", format!("at most {MEMO_BYTES_MAX}"), memo.len()));
     }
-    Ok(Merged { weights: plan.weights, state_slots: plan.state_slots as usize, memo })
+    let fuel = workers.iter().map(|worker| worker.instance.fuel()).sum();
+    Ok((Merged { weights: plan.weights, state_slots: plan.state_slots as usize, memo }, fuel))
 }
 
 /// What `open` is called with.

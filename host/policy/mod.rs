@@ -15,6 +15,7 @@
 //! Same inputs, same bits: policies import nothing, NaNs are canonicalised, relaxed SIMD and threads are off, and a merge folds what
 //! its instances observed in chunk order, so neither the number of threads nor chance changes a result.
 
+mod admission;
 mod artefact;
 mod bindings;
 mod bundled;
@@ -30,6 +31,7 @@ mod pace;
 mod runtime;
 mod tensor;
 
+pub use admission::{CARD_FORMAT, Card, Check, RoleCard, admit};
 pub use bundled::{bundled_names, bundled_wasm};
 pub use codec::{Codec, CodecTraits};
 pub use compile::{COMPILE_COMMAND, compile_child};

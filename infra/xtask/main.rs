@@ -35,6 +35,8 @@ usage: cargo xtask CHORE
   plugins             build the bundled policies into plugins/bundled/ and write its manifest
   plugins --check     rebuild them elsewhere and say whether sources and bytes agree with the manifest
   plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
+  policy DIR          build the crate in DIR, made by `tombolo policy new`, with the compiler that builds the bundled ones; with
+                      --offline before DIR, fetch no compiler and no crate
 ";
 
 fn main() -> ExitCode {
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
         ["plugins", "--check"] => plugins::check(),
         ["plugins", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Allowed),
         ["plugins", "--offline", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Forbidden),
+        ["policy", "--offline", folder] => plugins::build_crate(folder.as_ref(), Fetch::Forbidden),
+        ["policy", folder] => plugins::build_crate(folder.as_ref(), Fetch::Allowed),
         _ => Err(Failure::Usage(USAGE.into())),
     };
     let (code, message) = match done {

@@ -93,6 +93,16 @@ pub(crate) fn check() -> Result<(), Failure> {
     }
 }
 
+/// `cargo xtask policy DIR`: cargo leaves the component where it does without this chore, below target/ in `folder`.
+pub(crate) fn build_crate(folder: &Path, fetch: Fetch) -> Result<(), Failure> {
+    let mut command = Compiler::find(fetch)?.cargo();
+    command.current_dir(folder).args(["build", "--quiet", "--release", "--target", TARGET]);
+    if fetch == Fetch::Forbidden {
+        command.arg("--offline");
+    }
+    run(&mut command).map(|_| ())
+}
+
 /// Builds every component into `folder`, with its manifest.
 fn build(folder: &Path, fetch: Fetch) -> Result<Manifest, Failure> {
     let compiler = Compiler::find(fetch)?;

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod admission;
 mod child;
 mod codec;
 mod golden;

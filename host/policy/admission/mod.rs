@@ -1,0 +1,177 @@
+//! Admission: does a policy keep its contract? Each role is put through properties that a run relies on, and what came of it is a card.
+//!
+//! What is admitted has answered well here, and no more is claimed: at run time every answer is checked again. What is refused comes with the first
+//! counterexample. The questions are the same for everybody and hold no chance, so a component is admitted everywhere or nowhere; only the speeds,
+//! which are measured where a clock is given, differ.
+//!
+//! A hostile component costs a bounded time: each call is bounded by fuel and by the clock, and there are a few hundred calls.
+
+mod codec;
+mod merge;
+mod pace;
+mod probe;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Hash, Policy, Result, Role};
+
+/// The number in [`Card::format`].
+pub const CARD_FORMAT: u32 = 1;
+
+/// What admission found out about a component: what stands beside it in a bucket.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// 1.
+    pub format: u32,
+    /// Hash of the component.
+    pub policy: Hash,
+    /// Bytes of the component.
+    pub component_bytes: u64,
+    /// Milliseconds that compiling took, child process included.
+    pub compile_ms: f64,
+    /// Each of its roles.
+    pub roles: Vec<RoleCard>,
+}
+
+/// What admission found out about one role of a component under one configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoleCard {
+    /// The role.
+    pub role: Role,
+    /// The configuration (JSON; empty for the defaults).
+    pub config: String,
+    /// Properties that hold, in the order in which they were tried.
+    pub passed: Vec<Check>,
+    /// The property that does not hold; nothing was tried after it.
+    pub refused: Option<Check>,
+    /// Numbers, by names that end in their unit.
+    pub facts: BTreeMap<String, f64>,
+}
+
+/// One property.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What must hold.
+    pub property: String,
+    /// On what it was tried; where it does not hold, the counterexample.
+    pub found: String,
+}
+
+impl Card {
+    /// Whether every role was admitted.
+    pub fn is_admitted(&self) -> bool {
+        self.roles.iter().all(|role| role.refused.is_none())
+    }
+}
+
+impl RoleCard {
+    /// In one line why the role is refused; none where it is admitted.
+    pub fn refusal(&self) -> Option<String> {
+        let refused = self.refused.as_ref()?;
+        Some(format!("refused as {}: {}: {}", self.role, refused.property, refused.found))
+    }
+}
+
+/// Time since some instant of the past.
+pub(super) type Clock<'a> = &'a dyn Fn() -> Duration;
+
+/// Puts `policy` through the properties of `role` under `config` (JSON; empty for the defaults); where there is a `clock` (time since some instant of the
+/// past), measures its speed, too.
+///
+/// Errors: [`Error::WrongRole`]; [`Error::Host`] where this machine fails. A policy that fails is no error, but a card that says so.
+pub fn admit(policy: &Policy, role: Role, config: &[u8], clock: Option<Clock<'_>>) -> Result<RoleCard> {
+    if !policy.roles().contains(&role) {
+        return Err(Error::WrongRole { policy: policy.hash(), role, has: policy.roles().to_vec() });
+    }
+    let mut examination = Examination { policy, config, clock, passed: Vec::new(), facts: BTreeMap::new() };
+    let ended = match role {
+        Role::Codec => codec::examine(&mut examination),
+        Role::Merge => merge::examine(&mut examination),
+        Role::Pace => pace::examine(&mut examination),
+    };
+    let refused = match ended {
+        Ok(()) => None,
+        Err(End::Refused(check)) => Some(check),
+        Err(End::Failed(error)) => return Err(error),
+    };
+    let Examination { passed, facts, .. } = examination;
+    let config = String::from_utf8_lossy(config).into_owned();
+    Ok(RoleCard { role, config, passed, refused, facts })
+}
+
+/// An examination while it goes on.
+struct Examination<'a> {
+    policy: &'a Policy,
+    config: &'a [u8],
+    clock: Option<Clock<'a>>,
+    passed: Vec<Check>,
+    facts: BTreeMap<String, f64>,
+}
+
+/// Why an examination ended before its end.
+enum End {
+    /// A property does not hold.
+    Refused(Check),
+    /// This machine failed.
+    Failed(Error),
+}
+
+/// Time that one speed is measured for, and the turns after which it is enough anyway.
+const MEASURE: Duration = Duration::from_millis(200);
+const TURNS_MAX: u32 = 1_000;
+
+impl Examination<'_> {
+    fn pass(&mut self, property: &str, found: impl Into<String>) {
+        self.passed.push(Check { property: property.into(), found: found.into() });
+    }
+
+    fn fact(&mut self, name: &str, value: f64) {
+        self.facts.insert(name.into(), value);
+    }
+
+    /// Measures how many GB/s `turn` moves, which moves `bytes` each time. Nothing without a clock.
+    fn speed(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        mut turn: impl FnMut() -> std::result::Result<(), End>,
+    ) -> std::result::Result<(), End> {
+        let Some(clock) = self.clock else { return Ok(()) };
+        let begun = clock();
+        let mut turns = 0;
+        let taken = loop {
+            turn()?;
+            turns += 1;
+            let taken = clock().saturating_sub(begun);
+            if taken >= MEASURE || turns >= TURNS_MAX {
+                break taken;
+            }
+        };
+        let gigabytes = bytes as f64 * f64::from(turns) / 1e9;
+        self.fact(name, gigabytes / taken.as_secs_f64().max(1e-9));
+        Ok(())
+    }
+}
+
+/// A property that does not hold.
+fn refused(property: &str, found: impl Into<String>) -> End {
+    End::Refused(Check { property: property.into(), found: found.into() })
+}
+
+/// What the policy answered; an answer that it failed to give is a counterexample to `property`, at `place`.
+fn answered<T>(property: &str, place: impl FnOnce() -> String, answer: Result<T>) -> std::result::Result<T, End> {
+    answer.map_err(|error| {
+        if error.is_policy_failure() { refused(property, format!("{}: {error}", place())) } else { End::Failed(error) }
+    })
+}
+
+/// The first place where two lists have other bits.
+fn other_bits(a: &[f32], b: &[f32]) -> Option<usize> {
+    if a.len() != b.len() {
+        return Some(a.len().min(b.len()));
+    }
+    a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits())
+}
