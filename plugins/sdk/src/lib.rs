@@ -32,14 +32,16 @@
 //! ```
 //!
 //! The building blocks ([`vector`], [`robust`], [`outer`], [`quantise`],
-//! [`weight`]) run in blocks of [`LANES`] values that compile to
+//! [`nibble`], [`sparse`], [`weight`]) run in blocks of [`LANES`] values that compile to
 //! 128-bit SIMD and make the host's fuel count nearly free. They add up in a fixed order, so results are the same bits everywhere.
 
 pub mod bindings;
 pub mod config;
+pub mod nibble;
 pub mod outer;
 pub mod quantise;
 pub mod robust;
+pub mod sparse;
 pub mod vector;
 pub mod weight;
 
