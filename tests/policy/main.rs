@@ -12,3 +12,4 @@ mod hostile;
 mod memory;
 mod merge;
 mod pace;
+mod robust;
