@@ -165,7 +165,7 @@ fn a_component_that_is_not_the_policy_asked_for_is_refused_with_what_it_is() {
         "expected a bundled policy (adaptive-grace, bf16, f32, fp4, int4, int8, krum, mean, median, norm-clip, rda";
     refuses("merge", "policy = \"average\"", &[names, "`average`"]);
     // What a policy says to its configuration is known before the run is.
-    let known = "unknown field \"momentun\"; known are eta, momentum, warmup, cooldown";
+    let known = "unknown field \"momentun\"; known are outer, eta, momentum, warmup, cooldown";
     refuses("merge", "config = { momentun = 0.5 }", &["merge: ", known]);
     refuses("codec", "config = { bits = 3 }", &["codec: ", "unknown field \"bits\""]);
 }
