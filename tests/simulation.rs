@@ -9,7 +9,7 @@ use tombolo::clock::{self, Duration};
 use tombolo::data::BLOCK_WINDOWS;
 use tombolo::error::Result;
 use tombolo::policy::{Limits, Runtime};
-use tombolo::sim::toy::STEP_WINDOWS;
+use tombolo::sim::toy::{self, STEP_WINDOWS};
 use tombolo::sim::{Faults, Fleet, Role, on_virtual_time, simulate};
 use tombolo::spec::Spec;
 
@@ -207,7 +207,8 @@ fn the_checkers_find_every_forgery_in_a_bucket() {
         let processes = processes.map(|role| fleet.start(role, CALM));
         clock::sleep(Duration::from_secs(8)).await;
         drop(processes);
-        let store = fleet.store.clone();
+        let (store, bucket) = (fleet.store.clone(), Bucket::new(fleet.store.clone(), "quickstart"));
+        let fragments = toy::model(2, 2)?.1;
         let checked = fleet.check().await?;
         assert!(checked.rounds > 10, "{checked:?}");
         let keys = Keys::new("quickstart");
@@ -233,13 +234,14 @@ fn the_checkers_find_every_forgery_in_a_bucket() {
         assert!(fleet.check().await.expect_err("a hole").chain().contains("the log has a gap"));
         store.put(&middle, sound.into()).await.unwrap();
         let version = fleet.ledger().await?.versions[1].clone();
+        let value = bucket.fragment(&fragments, 1, &version).await?[0].to_le_bytes();
         let key = keys.fragment(1, version.round, &version.hash);
         let sound = read(&key).await;
         store.delete(&key).await.unwrap();
         assert!(fleet.check().await.expect_err("a version is gone").chain().contains("is gone"));
         let mut damaged = sound.to_vec();
-        let middle = damaged.len() / 2;
-        damaged[middle] ^= 1;
+        let at = damaged.windows(4).position(|bytes| bytes == value).expect("values lie in the file as they are");
+        damaged[at] ^= 1;
         store.put(&key, damaged.into()).await.unwrap();
         assert!(fleet.check().await.is_err(), "a bit of a current version has changed");
         store.put(&key, sound.into()).await.unwrap();

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc};
 use tombolo_engine::Layout;
 
+/// How long a task fails before it says so.
+const WORTH_SAYING: Duration = Duration::from_secs(3);
 /// Fragments that are fetched at once.
 const FETCHES_MAX: usize = 4;
 /// Beats that an island may miss before its blocks of data are taken over: a minute at two beats a second. An island that comes back later claims new ones.
@@ -54,23 +56,28 @@ impl Crew {
         self.feedback.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says once that something fails, and once that it works again.
-    fn trouble(&self, failing: &mut bool, result: std::result::Result<(), &Error>) {
-        match result {
-            Err(error) if !*failing => self.sink.note(&self.name, format!("goes on alone: {}", error.chain())),
-            Ok(()) if *failing => self.sink.note(&self.name, "reaches the bucket again"),
-            _ => {}
+    /// Says once that something has been failing for a while, and once that it works again. A request that is lost now and then is nobody's concern.
+    fn trouble(&self, trouble: &mut Trouble, result: std::result::Result<(), &Error>) {
+        let Err(error) = result else {
+            if std::mem::take(trouble).said {
+                self.sink.note(&self.name, "reaches the bucket again");
+            }
+            return;
+        };
+        let since = *trouble.since.get_or_insert_with(clock::now);
+        if !trouble.said && clock::now() - since >= WORTH_SAYING {
+            trouble.said = true;
+            self.sink.note(&self.name, format!("goes on alone: {}", error.chain()));
         }
-        *failing = result.is_err();
     }
 
     /// Follows the log.
     pub async fn follow(self: Arc<Crew>, mut tail: Tail) {
-        let mut failing = false;
+        let mut trouble = Trouble::default();
         loop {
             match tail.advance(&self.bucket, 1).await {
                 Ok(entries) => {
-                    self.trouble(&mut failing, Ok(()));
+                    self.trouble(&mut trouble, Ok(()));
                     for entry in &entries {
                         match entry {
                             Ok(entry) => self.take_in(entry, tail.ledger.window),
@@ -82,7 +89,7 @@ impl Crew {
                         continue;
                     }
                 }
-                Err(error) => self.trouble(&mut failing, Err(&error)),
+                Err(error) => self.trouble(&mut trouble, Err(&error)),
             }
             clock::sleep(self.poll_every()).await;
         }
@@ -111,7 +118,7 @@ impl Crew {
 
     /// Fetches every version that the island wants.
     pub async fn fetch(self: Arc<Crew>) {
-        let mut failing = false;
+        let mut trouble = Trouble::default();
         loop {
             let mut wanted = self.shared.machine().wanted();
             wanted.retain(|(p, version)| !self.shared.is_delivered(*p, version.round));
@@ -132,7 +139,7 @@ impl Crew {
                     Err(_) => {}
                 }
             }
-            self.trouble(&mut failing, result.as_ref().map(|_| ()));
+            self.trouble(&mut trouble, result.as_ref().map(|_| ()));
             if result.is_err() {
                 clock::sleep(Duration::from_millis(200)).await;
             }
@@ -141,7 +148,7 @@ impl Crew {
 
     /// Encodes and publishes offers until the training loop ends.
     pub async fn publish(self: Arc<Crew>, mut offers: mpsc::Receiver<Snapshot>) {
-        let mut failing = false;
+        let mut trouble = Trouble::default();
         while let Some(snapshot) = offers.recv().await {
             let round = snapshot.due.round;
             let (header, chunks) = match self.encode(snapshot) {
@@ -156,11 +163,11 @@ impl Crew {
             loop {
                 match self.bucket.put_offer(&header, chunks.clone()).await {
                     Ok(_) => {
-                        self.trouble(&mut failing, Ok(()));
+                        self.trouble(&mut trouble, Ok(()));
                         break;
                     }
                     Err(error) => {
-                        self.trouble(&mut failing, Err(&error));
+                        self.trouble(&mut trouble, Err(&error));
                         if !self.shared.machine().is_open(round) {
                             self.shared.machine().offer_dropped(round);
                             break;
@@ -289,10 +296,10 @@ impl Crew {
 
     /// Writes checkpoints until the training loop ends.
     pub async fn checkpoint(self: Arc<Crew>, mut jobs: mpsc::Receiver<CheckpointJob>) {
-        let mut failing = false;
+        let mut trouble = Trouble::default();
         while let Some(job) = jobs.recv().await {
             let result = self.write_checkpoint(job).await;
-            self.trouble(&mut failing, result.as_ref().map(|_| ()));
+            self.trouble(&mut trouble, result.as_ref().map(|_| ()));
         }
     }
 
@@ -396,6 +403,13 @@ impl Crew {
         known.has_blocks = false;
         Ok(None)
     }
+}
+
+/// A task's trouble with the bucket.
+#[derive(Default)]
+struct Trouble {
+    since: Option<Instant>,
+    said: bool,
 }
 
 /// What the claiming task knows of the other islands.

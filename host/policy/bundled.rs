@@ -15,7 +15,22 @@ macro_rules! bundle {
     };
 }
 
-bundle!("adaptive-grace", "bf16", "int8", "mean", "rda");
+bundle!(
+    "adaptive-grace",
+    "bf16",
+    "f32",
+    "fp4",
+    "int4",
+    "int8",
+    "krum",
+    "mean",
+    "median",
+    "norm-clip",
+    "rda",
+    "sign",
+    "topk",
+    "trimmed-mean",
+);
 
 /// The names of the bundled policies, sorted.
 pub fn bundled_names() -> &'static [&'static str] {

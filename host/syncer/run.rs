@@ -20,6 +20,9 @@ use tokio::task::JoinSet;
 /// Polls between two looks at the log while acting.
 const LOG_EVERY: u64 = 8;
 
+/// How long the bucket fails before the syncer says so.
+const WORTH_SAYING: Duration = Duration::from_secs(3);
+
 /// Everything that a syncer is given.
 pub struct Desk {
     /// The run's bucket.
@@ -108,7 +111,8 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     beside.spawn(beat(desk.clone(), syncer.office.clone()));
     beside.spawn(watch_islands(desk.clone(), syncer.cards.clone(), syncer.incarnations.clone()));
     tokio::pin!(drain);
-    let mut failing = false;
+    let mut failing = None;
+    let mut said = false;
     loop {
         let turn = tokio::select! {
             biased;
@@ -124,14 +128,19 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
                 return Ok(Ended::Stopped(reason));
             }
             Ok(Next::Again(pause)) => {
-                failing = false;
+                if std::mem::take(&mut said) {
+                    desk.sink.note(&desk.id, "reaches the bucket again");
+                }
+                failing = None;
                 clock::sleep(pause).await;
             }
             Err(error) if error.kind() == Kind::Unavailable => {
-                if !failing {
+                // A request that is lost now and then is nobody's concern.
+                let since = *failing.get_or_insert_with(clock::now);
+                if !said && clock::now() - since >= WORTH_SAYING {
+                    said = true;
                     desk.sink.note(&desk.id, format!("waits for the bucket: {}", error.chain()));
                 }
-                failing = true;
                 // What stands in the way may be in the log: another acts, or the run has ended.
                 syncer.polls = 0;
                 clock::sleep(Duration::from_millis(200)).await;

@@ -4,6 +4,9 @@ use tombolo::policy::{At, Codec, Error, Tensor, TensorKind, chunks};
 
 use crate::memory::{noise, runtime, tensor};
 
+/// Every bundled codec.
+const CODECS: [&str; 7] = ["bf16", "f32", "fp4", "int4", "int8", "sign", "topk"];
+
 /// Lists of values that have broken codecs before, one a tensor.
 pub fn hostile() -> Vec<(&'static str, Vec<f32>)> {
     let scaled = |seed, count, scale: f32| noise(seed, count).into_iter().map(|value| value * 100.0 * scale).collect();
@@ -64,7 +67,7 @@ fn round_trip(name: &str, lists: &[(&str, Vec<f32>)]) -> Vec<(Vec<f32>, usize)> 
 #[test]
 fn round_trips_stay_within_the_stated_error_on_hostile_values() {
     let lists = hostile();
-    for name in ["bf16", "int8"] {
+    for name in CODECS {
         let policy = runtime().bundled(name).expect("bundled");
         let traits = Codec::open(&policy, b"", &tensors(&lists)).expect("opens").traits();
         for ((what, values), (decoded, _)) in lists.iter().zip(round_trip(name, &lists)) {
@@ -85,7 +88,7 @@ fn round_trips_stay_within_the_stated_error_on_hostile_values() {
 #[test]
 fn a_codec_takes_the_bits_that_it_states() {
     let lists = [("full chunks", noise(1, 3 * 32_768))];
-    for name in ["bf16", "int8"] {
+    for name in CODECS {
         let policy = runtime().bundled(name).expect("bundled");
         let traits = Codec::open(&policy, b"", &tensors(&lists)).expect("opens").traits();
         let [(_, bytes)] = &round_trip(name, &lists)[..] else { panic!("one list") };
@@ -99,14 +102,17 @@ fn the_error_feedback_that_a_codec_asks_for_fits_it() {
         let policy = runtime().bundled(name).expect("bundled");
         Codec::open(&policy, b"", &tensors(&[("t", vec![0.0])])).expect("opens").traits().feedback_decay
     };
-    assert_eq!((decay("bf16"), decay("int8")), (None, Some(1.0)));
+    assert_eq!([decay("f32"), decay("bf16")], [None, None]);
+    // Quantisers that lose no more than a part of any offer; and one whose residual grows old.
+    assert_eq!(["int8", "int4", "fp4", "sign"].map(decay), [Some(1.0); 4]);
+    assert_eq!(decay("topk"), Some(0.95));
 }
 
 #[test]
 fn bytes_that_nobody_encoded_are_refused() {
     let lists = [("t", noise(1, 300))];
     let at = At { tensor: 0, offset: 0 };
-    for name in ["bf16", "int8"] {
+    for name in CODECS {
         let policy = runtime().bundled(name).expect("bundled");
         let mut codec = Codec::open(&policy, b"", &tensors(&lists)).expect("opens");
         let bytes = codec.encode(at, &lists[0].1).expect("encodes");
@@ -140,8 +146,47 @@ fn what_is_not_a_chunk_or_not_finite_is_refused_before_the_policy_sees_it() {
 }
 
 #[test]
+fn four_bits_take_at_most_27_hundredths_of_bfloat16_and_the_others_what_they_say() {
+    let bits = |name| {
+        let policy = runtime().bundled(name).expect("bundled");
+        Codec::open(&policy, b"", &tensors(&[("t", vec![0.0])])).expect("opens").traits().bits_per_value
+    };
+    assert!(bits("int4") <= 0.27 * bits("bf16") && bits("fp4") <= 0.27 * bits("bf16"));
+    assert_eq!((bits("f32"), bits("sign")), (32.0, 1.125));
+    assert!(bits("topk") < 0.14, "{}", bits("topk"));
+}
+
+#[test]
+fn what_a_codec_loses_comes_in_with_error_feedback_and_is_lost_without() {
+    // The same update offered fifty times. With feedback what arrives adds up to nearly all that was sent; without, what is small never does.
+    let sent = noise(8, 2_000);
+    let norm = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+    for (name, config) in [("int4", ""), ("fp4", ""), ("sign", ""), ("topk", r#"{"share": 0.1}"#)] {
+        let policy = runtime().bundled(name).expect("bundled");
+        let mut codec = Codec::open(&policy, config.as_bytes(), &tensors(&[("t", sent.clone())])).expect("opens");
+        let at = At { tensor: 0, offset: 0 };
+        let mut missing = |decay: f32| {
+            let (mut residual, mut lost) = (vec![0.0_f32; sent.len()], vec![0.0_f64; sent.len()]);
+            for _ in 0..50 {
+                let wanted: Vec<f32> = sent.iter().zip(&residual).map(|(sent, rest)| sent + decay * rest).collect();
+                let bytes = codec.encode(at, &wanted).expect("encodes");
+                let arrived = codec.decode(at, &bytes, sent.len()).expect("decodes");
+                for (index, arrived) in arrived.iter().enumerate() {
+                    residual[index] = wanted[index] - arrived;
+                    lost[index] += f64::from(sent[index] - arrived);
+                }
+            }
+            norm(&lost) / (50.0 * norm(&sent.iter().map(|value| f64::from(*value)).collect::<Vec<_>>()))
+        };
+        let decay = if name == "topk" { 0.95 } else { 1.0 };
+        let (with, without) = (missing(decay), missing(0.0));
+        assert!(with < 0.7 * without, "{name}: {with} is missing with feedback, {without} without");
+    }
+}
+
+#[test]
 fn a_codec_without_settings_refuses_any() {
-    for name in ["bf16", "int8"] {
+    for name in ["bf16", "f32", "fp4", "int4", "int8", "sign"] {
         let policy = runtime().bundled(name).expect("bundled");
         let error = Codec::open(&policy, br#"{"bits": 4}"#, &[]).expect_err("no such field");
         assert!(error.to_string().contains(r#"unknown field "bits"; this policy takes none"#), "{error}");

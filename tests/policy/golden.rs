@@ -162,7 +162,10 @@ fn questions(name: &str) -> Golden {
         paced: Vec::new(),
     };
     match name {
-        "bf16" | "int8" => {
+        "bf16" | "f32" | "fp4" | "int4" | "int8" | "sign" | "topk" => {
+            if name == "topk" {
+                golden.configuration = r#"{"share": 0.05}"#.into();
+            }
             let short = hostile().into_iter().filter(|(_, values)| values.len() < 2_000);
             golden.encoded.extend(short.map(|(name, values)| Encoded {
                 name: name.into(),
@@ -171,8 +174,15 @@ fn questions(name: &str) -> Golden {
                 decoded: String::new(),
             }));
         }
-        "mean" | "rda" => {
-            golden.configuration = r#"{"eta": 0.7, "momentum": 0.9, "warmup": 10, "cooldown": 0.25}"#.into();
+        "krum" | "mean" | "median" | "norm-clip" | "rda" | "trimmed-mean" => {
+            golden.configuration = match name {
+                "krum" => r#"{"keep": 2, "outer": "delayed-nesterov", "eta": 0.7, "period": 2, "spread": 0.5}"#,
+                "median" => r#"{"outer": "adam", "eta": 0.01}"#,
+                "norm-clip" => r#"{"factor": 1.5, "staleness_discount": 0.5, "eta": 0.7, "cooldown": 0.25}"#,
+                "trimmed-mean" => r#"{"trim": 0.2, "outer": "sgd", "eta": 0.7, "cooldown": 0.25}"#,
+                _ => r#"{"eta": 0.7, "momentum": 0.9, "warmup": 10, "cooldown": 0.25}"#,
+            }
+            .into();
             let shapes = vec![
                 tensor("embed", &[9, 8], TensorKind::Embedding),
                 tensor("gain", &[8], TensorKind::Vector),
@@ -185,7 +195,7 @@ fn questions(name: &str) -> Golden {
                 tokens: 1_000 + 111 * index,
                 steps: 10 + index as u32,
                 staleness: index as u32 % 2,
-                norm: 1.0,
+                norm: if name == "norm-clip" { 1.0 + index as f32 } else { 1.0 },
             };
             let rounds = [1_u64, 2, 3, 5].into_iter().enumerate().map(|(version, islands)| MergedRound {
                 round: Round {

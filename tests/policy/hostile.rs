@@ -364,7 +364,10 @@ fn a_policy_asked_to_fill_another_role_says_which_it_has() {
     let error = fragment.merge(&codec, "", round(0), &[contribution("a", 1, 1)], &[vec![1.0]], 1).expect_err("a codec");
     assert!(error.to_string().ends_with("has no role merge; it has codec"), "{error}");
     let error = runtime().bundled("bf17").expect_err("no such policy");
-    assert!(error.to_string().contains("adaptive-grace, bf16, int8, mean, rda"), "{error}");
+    assert!(
+        error.to_string().contains("adaptive-grace, bf16, f32, fp4, int4, int8, krum, mean, median, norm-clip, rda"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -13,3 +13,4 @@ mod hostile;
 mod memory;
 mod merge;
 mod pace;
+mod robust;

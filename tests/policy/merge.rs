@@ -177,7 +177,7 @@ fn no_bit_depends_on_the_number_of_threads() {
     let count = 300 * 300 + 70 + 50 * 900;
     let islands = [contribution("a", 100, 10), contribution("b", 130, 11), contribution("c", 90, 12)];
     let values: Vec<Vec<f32>> = (0..3).map(|seed| noise(seed, count)).collect();
-    for rule in ["mean", "rda"] {
+    for rule in ["krum", "mean", "median", "norm-clip", "rda", "trimmed-mean"] {
         let policy = runtime().bundled(rule).expect("bundled");
         let run = |threads| {
             let mut fragment = Fragment::new(tensors(), noise(77, count));
@@ -244,7 +244,7 @@ fn a_configuration_with_a_misspelt_field_is_refused_by_name() {
         let mut fragment = Fragment::new(vec![tensor("t", &[1], TensorKind::Matrix)], vec![0.0]);
         let island = [contribution("a", 10, 1)];
         for (config, said) in [
-            (r#"{"momemtum": 0.9}"#, r#"unknown field "momemtum"; known are eta, momentum, warmup, cooldown"#),
+            (r#"{"momemtum": 0.9}"#, r#"unknown field "momemtum"; known are outer, eta, momentum, warmup, cooldown"#),
             (r#"{"eta": 0}"#, r#"field "eta" must be between"#),
             ("[1]", "not a flat JSON object"),
         ] {

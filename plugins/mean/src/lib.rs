@@ -1,22 +1,22 @@
-//! Merge `mean`: Δ = Σ w·v / Σ w over the contributions, then SGD with Nesterov momentum.
+//! Merge `mean`: Δ = Σ w·v / Σ w over the contributions, then an outer optimiser: by default SGD with Nesterov momentum.
 //!
-//! w = tokens · (tokens / steps), as Decoupled DiLoCo (arXiv 2604.21428) weighs islands. Configuration: `eta`, `momentum`, `warmup`, `cooldown` (see
-//! the SDK's `outer`). State: the momentum's buffer.
+//! w = tokens · (tokens / steps), as Decoupled DiLoCo (arXiv 2604.21428) weighs islands. Configuration: `outer` (default `nesterov`) and its
+//! fields (see the SDK's `outer`), `staleness_discount` (see its `weight`). State: the outer optimiser's.
 
-use tombolo_policy_sdk::outer::Nesterov;
+use tombolo_policy_sdk::outer::Outer;
 use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, export_merge, weight};
 
 /// One round of the rule.
 pub struct Mean {
     shares: Vec<f32>,
-    outer: Nesterov,
+    outer: Outer,
 }
 
 impl Merge for Mean {
     fn open(opening: Opening) -> Result<Self, String> {
-        let config = Config::parse(&opening.config, Nesterov::FIELDS)?;
-        let outer = Nesterov::configured(&config, &opening.round)?;
-        Ok(Mean { shares: weight::shares(&opening.contributions)?, outer })
+        let config = Config::parse(&opening.config, &[Outer::FIELDS, weight::FIELDS].concat())?;
+        let outer = Outer::configured(&config, &opening.round)?;
+        Ok(Mean { shares: weight::discounted(&config, &opening.contributions)?, outer })
     }
 
     fn plan(&self) -> Plan {

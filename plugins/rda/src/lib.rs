@@ -1,4 +1,4 @@
-//! Merge `rda`: radial-directional averaging, then SGD with Nesterov momentum.
+//! Merge `rda`: radial-directional averaging, then an outer optimiser: by default SGD with Nesterov momentum.
 //!
 //! Per tensor Δ = (Σ w‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w), φ(x) = x/‖x‖, φ(0) = 0: mean of the norms times direction of the mean direction
 //! (Decoupled DiLoCo, arXiv 2604.21428, with the weighted mean of norms as the radius). Pseudo-gradients of different islands are nearly
@@ -10,10 +10,10 @@
 //! step is a linear combination with coefficients per tensor. A single contribution passes as it is, bit for bit. Where the mean direction
 //! vanishes (shorter than a thousandth of a unit: the islands contradict each other) the plain mean is taken.
 //!
-//! Configuration: `eta`, `momentum`, `warmup`, `cooldown` (see the SDK's `outer`). State: the momentum's buffer. Memory in a round grows with
-//! contributions², which is meant for tens of islands.
+//! Configuration: `outer` (default `nesterov`) and its fields (see the SDK's `outer`), `staleness_discount` (see its `weight`). State: the outer
+//! optimiser's. Memory in a round grows with contributions², which is meant for tens of islands.
 
-use tombolo_policy_sdk::outer::Nesterov;
+use tombolo_policy_sdk::outer::Outer;
 use tombolo_policy_sdk::vector::Gram;
 use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, Tensor, TensorKind, chunks, export_merge, weight};
 
@@ -32,14 +32,14 @@ pub struct Rda {
     /// Per tensor, what each contribution is multiplied with. The shares until the pass has ended.
     coefficients: Vec<Vec<f32>>,
     passes: u32,
-    outer: Nesterov,
+    outer: Outer,
 }
 
 impl Merge for Rda {
     fn open(opening: Opening) -> Result<Self, String> {
-        let config = Config::parse(&opening.config, Nesterov::FIELDS)?;
-        let outer = Nesterov::configured(&config, &opening.round)?;
-        let shares = weight::shares(&opening.contributions)?;
+        let config = Config::parse(&opening.config, &[Outer::FIELDS, weight::FIELDS].concat())?;
+        let outer = Outer::configured(&config, &opening.round)?;
+        let shares = weight::discounted(&config, &opening.contributions)?;
         let several = shares.iter().filter(|share| **share > 0.0).count() > 1;
         let passes = u32::from(several && opening.tensors.iter().any(is_radial));
         let coefficients = vec![shares.clone(); opening.tensors.len()];

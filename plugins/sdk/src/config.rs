@@ -88,6 +88,11 @@ impl Config {
         }
     }
 
+    /// Whether the configuration has a field `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
+    }
+
     fn value(&self, name: &str) -> Option<&Value> {
         self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value)
     }

@@ -5,17 +5,17 @@
 //! [`export_merge!`] or [`export_pace!`], and build for `wasm32-unknown-unknown`. The contract, with what the host checks, is
 //! `wit/policy.wit`; the traits here repeat what a writer needs.
 //!
-//! A complete merge rule (the weighted mean with plain descent):
+//! A complete merge rule (the weighted mean, with the outer optimiser that the configuration names):
 //!
 //! ```
-//! use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, export_merge, outer::Nesterov, weight};
+//! use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, export_merge, outer::Outer, weight};
 //!
-//! struct Mean { shares: Vec<f32>, outer: Nesterov }
+//! struct Mean { shares: Vec<f32>, outer: Outer }
 //!
 //! impl Merge for Mean {
 //!     fn open(opening: Opening) -> Result<Self, String> {
-//!         let config = Config::parse(&opening.config, Nesterov::FIELDS)?;
-//!         let outer = Nesterov::configured(&config, &opening.round)?;
+//!         let config = Config::parse(&opening.config, Outer::FIELDS)?;
+//!         let outer = Outer::configured(&config, &opening.round)?;
 //!         Ok(Mean { shares: weight::shares(&opening.contributions)?, outer })
 //!     }
 //!     fn plan(&self) -> Plan {
@@ -31,13 +31,17 @@
 //! # fn main() {}
 //! ```
 //!
-//! The building blocks ([`vector`], [`outer`], [`quantise`], [`weight`]) run in blocks of [`LANES`] values that compile to
+//! The building blocks ([`vector`], [`robust`], [`outer`], [`quantise`],
+//! [`nibble`], [`sparse`], [`weight`]) run in blocks of [`LANES`] values that compile to
 //! 128-bit SIMD and make the host's fuel count nearly free. They add up in a fixed order, so results are the same bits everywhere.
 
 pub mod bindings;
 pub mod config;
+pub mod nibble;
 pub mod outer;
 pub mod quantise;
+pub mod robust;
+pub mod sparse;
 pub mod vector;
 pub mod weight;
 

@@ -7,6 +7,16 @@
 //! The step cools down over the last share d of the token budget, linearly from η to η · min(1, 30 / k). Long outer steps learn faster, and their noise
 //! is what the committed model is behind by at the end; but a fragment that was merged a few times only still has its way to go, and there a
 //! shorter step costs more than the noise.
+//!
+//! [`Outer`] offers others beside it, by name; they cool down in the same way.
+
+mod adam;
+mod choice;
+mod delayed;
+
+pub use adam::Adam;
+pub use choice::Outer;
+pub use delayed::Delayed;
 
 use crate::LANES;
 use crate::bindings::Round;
@@ -116,6 +126,34 @@ fn cooled(cooldown: f64, round: &Round) -> f64 {
     }
     let end = (SETTLED_MERGES / (round.version as f64 + 1.0)).min(1.0);
     end + (1.0 - end) * left / cooldown
+}
+
+/// Calls `step` for each value with Δ = Σₘ coefficients\[m\] · values\[m\], its two values of state and its parameter.
+///
+/// Panics where `state` has not two vectors: the host gives as many as were planned.
+#[inline(always)]
+fn sweep(
+    coefficients: &[f32],
+    values: &[Vec<f32>],
+    state: &mut [Vec<f32>],
+    parameters: &mut [f32],
+    step: impl Fn(f32, &mut f32, &mut f32, &mut f32),
+) {
+    let [first, second] = state else { panic!("this optimiser has two vectors of state, not {}", state.len()) };
+    let mut start = 0;
+    while start + LANES <= parameters.len() {
+        let delta = weighted_lanes(coefficients, values, start);
+        let (first, second) = (&mut first[start..start + LANES], &mut second[start..start + LANES]);
+        let parameters = &mut parameters[start..start + LANES];
+        for lane in 0..LANES {
+            step(delta[lane], &mut first[lane], &mut second[lane], &mut parameters[lane]);
+        }
+        start += LANES;
+    }
+    for index in start..parameters.len() {
+        let delta = weighted_value(coefficients, values, index);
+        step(delta, &mut first[index], &mut second[index], &mut parameters[index]);
+    }
 }
 
 #[cfg(test)]
