@@ -10,16 +10,22 @@ use crate::policy::Role;
 use std::path::Path;
 
 /// What is the same for every crate: its place in it, and the text.
-const FILES: [(&str, &str); 11] = [
+const FILES: &[(&str, &str)] = &[
     ("Cargo.lock", include_str!("../../plugins/Cargo.lock")),
     ("wit/policy.wit", include_str!("../../wit/policy.wit")),
     ("vendor/sdk/Cargo.toml", include_str!("../../plugins/sdk/Cargo.toml")),
     ("vendor/sdk/src/bindings.rs", include_str!("../../plugins/sdk/src/bindings.rs")),
     ("vendor/sdk/src/config.rs", include_str!("../../plugins/sdk/src/config.rs")),
     ("vendor/sdk/src/lib.rs", include_str!("../../plugins/sdk/src/lib.rs")),
+    ("vendor/sdk/src/nibble.rs", include_str!("../../plugins/sdk/src/nibble.rs")),
     ("vendor/sdk/src/outer.rs", include_str!("../../plugins/sdk/src/outer.rs")),
+    ("vendor/sdk/src/outer/adam.rs", include_str!("../../plugins/sdk/src/outer/adam.rs")),
+    ("vendor/sdk/src/outer/choice.rs", include_str!("../../plugins/sdk/src/outer/choice.rs")),
+    ("vendor/sdk/src/outer/delayed.rs", include_str!("../../plugins/sdk/src/outer/delayed.rs")),
     ("vendor/sdk/src/quantise.rs", include_str!("../../plugins/sdk/src/quantise.rs")),
+    ("vendor/sdk/src/robust.rs", include_str!("../../plugins/sdk/src/robust.rs")),
     ("vendor/sdk/src/role.rs", include_str!("../../plugins/sdk/src/role.rs")),
+    ("vendor/sdk/src/sparse.rs", include_str!("../../plugins/sdk/src/sparse.rs")),
     ("vendor/sdk/src/vector.rs", include_str!("../../plugins/sdk/src/vector.rs")),
     ("vendor/sdk/src/weight.rs", include_str!("../../plugins/sdk/src/weight.rs")),
 ];

@@ -14,3 +14,4 @@ mod memory;
 mod merge;
 mod pace;
 mod robust;
+mod template;

@@ -10,8 +10,7 @@ use tombolo::policy::{Role, admit};
 
 use crate::memory::runtime;
 
-const CRATES: [(&str, Role); 3] =
-    [("my-mean", Role::Merge), ("my-codec", Role::Codec), ("my-pace", Role::Pace)];
+const CRATES: [(&str, Role); 3] = [("my-mean", Role::Merge), ("my-codec", Role::Codec), ("my-pace", Role::Pace)];
 
 fn new(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tombolo"));
@@ -30,7 +29,11 @@ fn target() -> PathBuf {
 /// A cargo that fetches nothing and knows nothing of the build that this test belongs to.
 fn cargo(folder: &Path) -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-    command.current_dir(folder).env("CARGO_TARGET_DIR", target()).env_remove("RUSTFLAGS").env_remove("CARGO_INCREMENTAL");
+    command
+        .current_dir(folder)
+        .env("CARGO_TARGET_DIR", target())
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_INCREMENTAL");
     command
 }
 
