@@ -219,7 +219,7 @@ fn a_syncer_that_was_frozen_at_work_stands_by_when_it_wakes_and_takes_the_role_a
         let tape = Tape::read(&bucket).await;
         let tokens = tape.assert_is_a_ledger();
         let record = bucket.run_record().await.expect("readable").expect("a record");
-        let ledger = Ledger::new(record.fragments, record.spec.outer.staleness_max, &record.merge.hash);
+        let ledger = Ledger::of(&record);
         let mut tail = Tail::new(ledger);
         tail.advance(&bucket, usize::MAX).await.expect("readable");
         assert!(tail.ledger.void.is_empty(), "nobody wrote an entry that does not extend the log");

@@ -135,7 +135,7 @@ async fn assert_is_whole(bucket: &Bucket) {
     let record = bucket.run_record().await.expect("readable").expect("a record");
     let layout = Layout::of(&record.spec.model_config());
     let fragments = Fragments::partition(&layout, record.spec.outer.fragments).expect("as the run did");
-    let empty = || Ledger::new(fragments.count(), record.spec.outer.staleness_max, &record.merge.hash);
+    let empty = || Ledger::of(&record);
     let mut tail = Tail::new(empty());
     tail.advance(bucket, usize::MAX).await.expect("readable");
     assert!(tail.ledger.void.is_empty(), "nobody wrote an entry that does not extend the log");

@@ -2,9 +2,13 @@
 
 #[path = "outer/firewall.rs"]
 mod firewall;
+#[path = "policy/guest.rs"]
+mod guest;
 #[path = "outer/role.rs"]
 mod role;
 mod support;
+#[path = "outer/switch.rs"]
+mod switch;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -193,6 +197,7 @@ impl Bench {
             tokens: self.tokens,
             steps: 1,
             codec: world.codec.hash().to_string(),
+            codec_config: String::new(),
             hash: content_hash(std::slice::from_ref(&chunk)),
         };
         world.bucket.put_offer(&header, vec![chunk]).await.map(|_| ())

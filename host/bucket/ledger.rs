@@ -6,9 +6,11 @@
 //! Every reader applies the same rules in the same order, so all agree on which entries count; an entry that breaks a rule is void and
 //! changes nothing.
 
+use super::active::{AHEAD_MAX, Active};
 use super::key::{is_hash, is_name};
 use super::lineage::Lineage;
-use super::record::{Body, Commit, Entry, FORMAT, Fate, Fates, OfferRecord, Pace, Skip, Version};
+use super::record::{Activate, Body, Commit, Entry, FORMAT, Fate, Fates, OfferRecord, Pace, RunRecord, Skip, Version};
+use crate::policy::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +19,15 @@ pub const MEMORY_ROUNDS: u64 = 256;
 
 /// The most tokens that one offer can have; far above anything real, far below what overflows a sum.
 pub const TOKENS_MAX: u64 = 1 << 50;
+
+/// The longest configuration of a policy, in bytes.
+pub const CONFIG_BYTES_MAX: usize = 64 << 10;
+
+/// The longest name of a policy and the longest reason for giving one up, in bytes.
+const WORDS_MAX: usize = 4096;
+
+/// How many rounds ahead a switch of policies may be.
+const ROUNDS_AHEAD_MAX: u64 = 1 << 40;
 
 /// The state of the log after a number of entries.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,8 +40,8 @@ pub struct Ledger {
     pub fragments: u64,
     /// Most versions that an offer's base may be behind.
     pub staleness_max: u64,
-    /// Hash of the active merge policy.
-    pub merge: String,
+    /// The policies that are active, by role and round.
+    pub active: Active,
     /// Current version of each fragment; empty before the start entry.
     pub versions: Vec<Version>,
     /// Per fragment: the rounds that made its last versions, `staleness_max` + 2 of them, so that "too old" can be told from "far too old".
@@ -105,14 +116,20 @@ pub struct Violation {
 }
 
 impl Ledger {
-    /// The log before its first entry.
-    pub fn new(fragments: usize, staleness_max: u64, merge: &str) -> Ledger {
+    /// The log of this run before its first entry.
+    pub fn of(record: &RunRecord) -> Ledger {
+        let active = Active::new(&record.codec, &record.merge);
+        Ledger::new(record.fragments, record.spec.outer.staleness_max, active)
+    }
+
+    /// A log before its first entry.
+    pub fn new(fragments: usize, staleness_max: u64, active: Active) -> Ledger {
         Ledger {
             format: FORMAT,
             next: 0,
             fragments: fragments as u64,
             staleness_max,
-            merge: merge.to_string(),
+            active,
             versions: Vec::new(),
             lineages: Vec::new(),
             merges: vec![0; fragments],
@@ -146,6 +163,7 @@ impl Ledger {
             && self.merges.len() == p
             && self.fragment_tokens.len() == p
             && self.next_round >= self.fragments
+            && self.active.is_whole(self.next_round)
             && self.versions.iter().enumerate().all(rounds_fit)
     }
 
@@ -224,6 +242,7 @@ impl Ledger {
                 self.fated(&skip.offers);
                 self.close(skip.round);
             }
+            Body::Activate(activate) => self.active.take(activate),
             Body::Term { number } => {
                 self.term = *number;
                 self.acting = Some(entry.writer.clone());
@@ -286,6 +305,8 @@ impl Ledger {
         self.next_round = round + 1;
         let oldest = self.next_round.saturating_sub(MEMORY_ROUNDS);
         self.decided = self.decided.split_off(&(oldest, String::new(), 0));
+        let made = self.versions.iter().map(|version| version.round).min().unwrap_or(0);
+        self.active.forget(oldest.min(made));
     }
 
     /// Whether `entry` at index `seq` extends this state; a syncer asks before it writes, every reader before it believes.
@@ -331,6 +352,10 @@ impl Ledger {
                 rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a skip")?;
                 self.check_skip(seq, skip)
             }
+            Body::Activate(activate) => {
+                rule(!self.versions.is_empty(), "the run has started", &"a start entry", &"a switch of policies")?;
+                self.check_activate(seq, activate)
+            }
             Body::Term { number } => rule(*number == self.term + 1, "terms count up by one", &(self.term + 1), number),
             Body::Stop { .. } => Ok(()),
         }
@@ -351,7 +376,8 @@ impl Ledger {
         let named = is_hash(&commit.made.hash) && commit.made.state.as_deref().is_some_and(is_hash);
         rule(named, "a version is named by hashes", &"two SHA-256", &commit.made)?;
         rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
-        rule(commit.merge == self.merge, "the active policy merged", &self.merge, &commit.merge)?;
+        let active = &self.active.at(Role::Merge, commit.round).hash;
+        rule(commit.merge == *active, "the active policy merged", active, &commit.merge)?;
         rule(commit.pace.window >= 1, "at least one round is open", &1, &commit.pace.window)?;
         self.check_fates(seq, &commit.offers)?;
         let mut islands = BTreeSet::new();
@@ -410,6 +436,33 @@ impl Ledger {
         rule(seq, merged == 0, "a skipped round merges nothing", &0, &merged)?;
         let own = skip.offers.iter().filter(|offer| offer.id.round == skip.round).count();
         rule(seq, own > 0, "a round is skipped for an offer that cannot be merged", &"1 or more", &own)
+    }
+
+    fn check_activate(&self, seq: u64, activate: &Activate) -> Result<(), Violation> {
+        let rule = |ok: bool, name: &'static str, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            rule(seq, ok, name, expected, found)
+        };
+        let Activate { role, policy, from_round: from, failed } = activate;
+        rule(self.active.has(*role), "a role is switched that the run has", &"codec or merge", role)?;
+        let first = self.first_switch(*role);
+        let possible = first..first.saturating_add(ROUNDS_AHEAD_MAX);
+        rule(possible.contains(from), "a switch is ahead of the rounds that it would change", &possible, from)?;
+        let ahead = self.active.ahead(*role, self.next_round).filter(|(round, _)| round != from).count();
+        rule(ahead < AHEAD_MAX, "few switches lie ahead", &AHEAD_MAX, &(ahead + 1))?;
+        rule(is_hash(&policy.hash), "a policy is named by its hash", &"SHA-256", &policy.hash)?;
+        let object = policy.config.is_empty() || policy.config.starts_with('{');
+        let fits = object && policy.config.len() <= CONFIG_BYTES_MAX;
+        rule(fits, "a configuration is a JSON object of bounded size", &CONFIG_BYTES_MAX, &policy.config.len())?;
+        let words = policy.name.len().max(failed.as_ref().map_or(0, String::len));
+        rule(words <= WORDS_MAX, "names and reasons are of bounded size", &WORDS_MAX, &words)
+    }
+
+    /// The first round in which another policy can fill `role`: for a codec, the first that nobody may offer for yet.
+    pub fn first_switch(&self, role: Role) -> u64 {
+        match role {
+            Role::Codec => self.open_rounds().end,
+            Role::Merge | Role::Pace => self.next_round,
+        }
     }
 
     /// What holds for every offer that gets its fate, whatever it is.

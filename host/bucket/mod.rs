@@ -4,6 +4,7 @@
 //! `location`, `client` and `provision` know where buckets can be.
 //! [`Bucket`] is one run in one bucket, with one method per kind of object.
 
+mod active;
 mod client;
 mod create;
 mod deadline;
@@ -19,17 +20,20 @@ pub mod provision;
 mod rate;
 pub mod record;
 mod run;
+mod shelf;
 mod spool;
 mod tail;
 mod tensors;
 
+pub use active::{Active, Chosen};
 pub use create::{Created, create};
 pub use key::{Keys, OfferId};
-pub use ledger::{Account, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
+pub use ledger::{Account, CONFIG_BYTES_MAX, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;
 pub use location::Location;
 pub use rate::{Queue, Rate, rated};
 pub use run::Bucket;
+pub use shelf::Shelf;
 pub use spool::{Flat, MEMORY_BYTES, Vector};
 pub use tail::{STATE_EVERY, Tail};
 pub use tensors::{Checkpoint, CheckpointHeader, FragmentFacts, FragmentHeader, OfferHeader, StateHeader};

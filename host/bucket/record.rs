@@ -2,6 +2,7 @@
 
 use super::key::OfferId;
 use crate::data::Cursor;
+use crate::policy::Role;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,6 +21,13 @@ pub struct PolicyUse {
     pub config: String,
 }
 
+impl PolicyUse {
+    /// Whether both are the same component with the same configuration.
+    pub fn is_same(&self, other: &PolicyUse) -> bool {
+        (&self.hash, &self.config) == (&other.hash, &other.config)
+    }
+}
+
 /// `run.json`: the run, resolved; created once, so that two islands cannot disagree.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
@@ -35,9 +43,9 @@ pub struct RunRecord {
     pub corpus: String,
     /// Fragments (P), after clipping to the number of tensors.
     pub fragments: usize,
-    /// The codec that offers use.
+    /// The codec of offers, until an `activate` entry says otherwise.
     pub codec: PolicyUse,
-    /// The merge policy.
+    /// The merge policy, until an `activate` entry says otherwise.
     pub merge: PolicyUse,
     /// Whether `tombolo chaos` struck this run; a record that does not say so is of a run that it did not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -193,6 +201,19 @@ pub struct Skip {
     pub reason: String,
 }
 
+/// Another policy fills a role from some round on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activate {
+    /// The role.
+    pub role: Role,
+    /// Who fills it.
+    pub policy: PolicyUse,
+    /// The first round in which it does. A codec's is not open yet.
+    pub from_round: u64,
+    /// Why the policy before it was given up, if it failed; none where somebody asked for the switch.
+    pub failed: Option<String>,
+}
+
 /// What a log entry says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -208,6 +229,8 @@ pub enum Body {
     Commit(Box<Commit>),
     /// A round without a merge.
     Skip(Box<Skip>),
+    /// Another policy fills a role.
+    Activate(Box<Activate>),
     /// A syncer takes the role.
     Term {
         /// Number of the term, one more than the last.

@@ -203,7 +203,7 @@ impl Bucket {
     /// The component with this hash.
     ///
     /// # Errors
-    /// Unavailable if it is absent; corrupt if its bytes are not those that the hash names.
+    /// Unavailable; corrupt if it is absent (whoever names a policy has put it there before), or its bytes are not those that the hash names.
     pub async fn policy(&self, hash: &str) -> Result<Bytes> {
         if hash.parse::<crate::policy::Hash>().is_err() {
             return Err(Error::corrupt(format!(
@@ -212,10 +212,8 @@ impl Bucket {
             )));
         }
         let key = key::policy(hash);
-        let bytes = self
-            .get(&key)
-            .await?
-            .ok_or_else(|| Error::unavailable(format!("{key}: this policy is not in the bucket")))?;
+        let bytes =
+            self.get(&key).await?.ok_or_else(|| Error::corrupt(format!("{key}: this policy is not in the bucket")))?;
         let found = sha256(&bytes);
         if found != hash {
             return Err(Error::corrupt(format!(

@@ -31,7 +31,7 @@ impl Tail {
         for seq in bucket.states().await?.into_iter().rev() {
             if let Some(ledger) = bucket.state(seq).await?
                 && (ledger.next, ledger.fragments, ledger.format) == (seq, empty.fragments, empty.format)
-                && (&ledger.merge, ledger.staleness_max) == (&empty.merge, empty.staleness_max)
+                && ledger.staleness_max == empty.staleness_max
                 && ledger.is_whole()
                 && bucket.log_bytes(seq - 1).await?.is_some()
             {

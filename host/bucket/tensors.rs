@@ -72,6 +72,8 @@ pub struct OfferHeader {
     pub steps: u32,
     /// Hash of the codec that encoded it.
     pub codec: String,
+    /// That codec's configuration.
+    pub codec_config: String,
     /// Content hash.
     pub hash: String,
 }

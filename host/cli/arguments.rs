@@ -300,6 +300,26 @@ pub enum PolicyCommand {
     Check(PolicyCheckArguments),
     /// Make a crate that builds to a policy, with the kit beside it
     New(PolicyNewArguments),
+    /// Switch a run to another policy, from a round on, while it goes on: every island and syncer at the same round
+    Activate(PolicyActivateArguments),
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyActivateArguments {
+    #[command(flatten)]
+    pub target: Target,
+    /// The role that it is to fill: merge or codec
+    #[arg(long, value_name = "ROLE", value_parser = super::policy::role)]
+    pub role: Role,
+    /// A bundled policy's name, a component's file, or the hash of one in the bucket
+    #[arg(long, value_name = "POLICY")]
+    pub policy: String,
+    /// Its configuration (default: none, which means the policy's own defaults)
+    #[arg(long, value_name = "JSON")]
+    pub config: Option<String>,
+    /// The first round that it fills the role in (default: the first that nobody can offer for yet)
+    #[arg(long, value_name = "ROUND")]
+    pub from_round: Option<u64>,
 }
 
 #[derive(Debug, Clone, Args)]

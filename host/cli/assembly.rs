@@ -1,7 +1,7 @@
 //! Putting the parts of a role together: a bucket from its URL, a run from its record, an island's engine, a syncer's policies.
 
-use crate::bucket::record::{PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Location, doctor};
+use crate::bucket::record::RunRecord;
+use crate::bucket::{Bucket, Location, Shelf, doctor};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, CorpusLimits, Source};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use crate::event::Sink;
 use crate::island::{Site, TextInner};
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::{Limits, Policy, Runtime};
+use crate::policy::{Limits, Runtime};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Desk;
 use object_store::ObjectStore;
@@ -152,12 +152,6 @@ impl Run {
         Ok(Run { bucket, record, layout, fragments: Arc::new(fragments) })
     }
 
-    /// A policy of the run, from the bucket, checked against its hash.
-    pub async fn policy(&self, runtime: &Runtime, which: &PolicyUse) -> Result<Policy> {
-        let wasm = self.bucket.policy(&which.hash).await?;
-        runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {} ({})", which.name, which.hash)).because(e))
-    }
-
     /// Everything that an island of this run needs.
     pub async fn site(
         &self,
@@ -193,7 +187,7 @@ impl Run {
             name: name.to_string(),
             layout: self.layout.clone(),
             fragments: self.fragments.clone(),
-            codec: self.policy(runtime, &self.record.codec).await?,
+            shelf: Shelf::new(runtime, &self.bucket),
             inner: Box::new(TextInner::new(trainer, blocks, spec.train.batch)),
             sink,
             beat_every: BEAT_EVERY,
@@ -208,8 +202,7 @@ impl Run {
             id: format!("syncer-{}", &nonce()[..8]),
             fragments: self.fragments.clone(),
             tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
-            codec: self.policy(runtime, &self.record.codec).await?,
-            merge: self.policy(runtime, &self.record.merge).await?,
+            shelf: Shelf::new(runtime, &self.bucket),
             threads,
             eager: true,
             sink,

@@ -3,7 +3,7 @@
 use super::arguments::{LedgerArguments, VerifyArguments};
 use super::assembly::{Run, cores, policy_runtime};
 use super::role::location;
-use crate::bucket::record::{Body, Fate};
+use crate::bucket::record::{Activate, Body, Fate};
 use crate::bucket::{Ledger, Tail};
 use crate::error::{Error, Result};
 use crate::event::Sink;
@@ -13,8 +13,7 @@ use std::io::IsTerminal;
 /// `tombolo ledger`.
 pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
     let run = Run::open(&location(&arguments.target), arguments.target.run.as_deref()).await?;
-    let outer = &run.record.spec.outer;
-    let mut tail = Tail::new(Ledger::new(run.fragments.count(), outer.staleness_max, &run.record.merge.hash));
+    let mut tail = Tail::new(Ledger::of(&run.record));
     if !arguments.json {
         say!(
             "{:>9} {:>9} {:<16} {:>5} {:>9} {:>9} {:>6} {:>10} {:>8}  fate",
@@ -37,6 +36,9 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
                 continue;
             }
         };
+        if let Body::Activate(switch) = &entry.body {
+            show_switch(switch, arguments.json);
+        }
         let (round, offers) = match &entry.body {
             Body::Commit(commit) => (commit.round, &commit.offers),
             Body::Skip(skip) => (skip.round, &skip.offers),
@@ -79,6 +81,18 @@ pub async fn ledger_command(arguments: LedgerArguments) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// A switch of policies, between the offers before and after it.
+fn show_switch(switch: &Activate, json: bool) {
+    if json {
+        say!("{}", serde_json::json!({ "activate": switch }));
+        return;
+    }
+    let Activate { role, policy, from_round, failed } = switch;
+    let why =
+        failed.as_ref().map_or(String::new(), |why| format!("; the one before it failed: {}", why.escape_debug()));
+    say!("{role} policy {} ({:.12}) from round {from_round} on{why}", policy.name.escape_debug(), policy.hash);
 }
 
 /// `tombolo verify`.

@@ -15,7 +15,7 @@ use tombolo_engine::{Model, Sampling, generate};
 /// # Errors
 /// The bucket does not answer, or the run has no start entry yet.
 pub async fn current_ledger(run: &Run) -> Result<Ledger> {
-    let empty = Ledger::new(run.fragments.count(), run.record.spec.outer.staleness_max, &run.record.merge.hash);
+    let empty = Ledger::of(&run.record);
     let mut tail = Tail::join(&run.bucket, empty).await?;
     tail.advance(&run.bucket, usize::MAX).await?;
     if tail.ledger.versions.is_empty() {

@@ -75,9 +75,7 @@ async fn dispatch(command: Command) -> Result<()> {
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
         Command::Doctor(arguments) => doctor::command(arguments).await,
         Command::Bucket(arguments) => bucket::command(arguments).await,
-        Command::Policy(arguments) => tokio::task::spawn_blocking(move || policy::command(&arguments.command))
-            .await
-            .map_err(|e| crate::error::Error::bug("the examination panicked").because(e))?,
+        Command::Policy(arguments) => policy::command(&arguments.command).await,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

@@ -1,19 +1,24 @@
 //! `tombolo policy`: what a component is, and whether a run may use it. New crates are `template`.
 
-use super::arguments::{PolicyCheckArguments, PolicyCommand};
+use super::arguments::{PolicyActivateArguments, PolicyCheckArguments, PolicyCommand};
+use super::assembly::{Run, policy_runtime};
+use super::role::location;
 use super::template;
+use crate::activate::{self, require_fit};
+use crate::bucket::record::PolicyUse;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::policy::{CARD_FORMAT, Card, Limits, Policy, Role, RoleCard, Runtime, admit, bundled_wasm};
+use crate::policy::{CARD_FORMAT, Card, Hash, Limits, Role, RoleCard, Runtime, admit, bundled_wasm};
 
 /// `tombolo policy`.
 ///
 /// # Errors
-/// Invalid: the policy is refused.
-pub fn command(command: &PolicyCommand) -> Result<()> {
+/// Invalid: the policy is refused, or does not fit the run. Unavailable: the bucket does not answer.
+pub async fn command(command: &PolicyCommand) -> Result<()> {
     match command {
-        PolicyCommand::Check(arguments) => check(arguments),
+        PolicyCommand::Check(arguments) => tokio::task::block_in_place(|| check(arguments)),
         PolicyCommand::New(arguments) => template::command(arguments),
+        PolicyCommand::Activate(arguments) => activate(arguments).await,
     }
 }
 
@@ -24,20 +29,6 @@ pub fn role(name: &str) -> std::result::Result<Role, String> {
         "merge" => Ok(Role::Merge),
         "pace" => Ok(Role::Pace),
         _ => Err("expected merge, codec or pace".into()),
-    }
-}
-
-/// Holds that a component of a user's keeps the contract of `role` under `config`; speeds are not measured.
-///
-/// # Errors
-/// Invalid, with the property that does not hold and the first counterexample.
-pub fn require_admission(name: &str, policy: &Policy, role: Role, config: &str) -> Result<()> {
-    let failed = |e| Error::unavailable(format!("{name}: cannot be examined here")).because(e);
-    match admit(policy, role, config.as_bytes(), None).map_err(failed)?.refusal() {
-        None => Ok(()),
-        Some(refusal) => Err(Error::invalid(format!(
-            "{role}.policy: {name}: {refusal}; `tombolo policy check {name}` shows what it passes"
-        ))),
     }
 }
 
@@ -86,6 +77,36 @@ fn examine(file: &str, config: &str) -> Result<Card> {
         .map(|role| admit(&policy, *role, config.as_bytes(), Some(&elapsed)).map_err(failed))
         .collect::<Result<_>>()?;
     Ok(Card { format: CARD_FORMAT, policy: policy.hash(), component_bytes: wasm.len() as u64, compile_ms, roles })
+}
+
+/// `tombolo policy activate`. The policy is one of the bucket, named by its hash; a bundled one or a file's is put there first.
+async fn activate(arguments: &PolicyActivateArguments) -> Result<()> {
+    let PolicyActivateArguments { target, role, policy, config, from_round } = arguments;
+    let place = location(target);
+    let run = Run::enter(place.open(false).await?, &place, target.run.as_deref()).await?;
+    let runtime = policy_runtime()?;
+    let hash = match (policy.parse::<Hash>(), bundled_wasm(policy)) {
+        (Ok(_), _) => policy.clone(),
+        (Err(_), Some(wasm)) => run.bucket.put_policy(wasm).await?,
+        (Err(_), None) => {
+            let wasm = read(policy)?;
+            // Whether it is a policy at all is looked at before it gets into the bucket.
+            runtime.load(&wasm).map_err(|e| Error::invalid(policy.clone()).because(e))?;
+            run.bucket.put_policy(&wasm).await?
+        }
+    };
+    let policy = PolicyUse { name: policy.clone(), hash, config: config.clone().unwrap_or_default() };
+    require_fit(&run.bucket, &run.record, &run.fragments, &runtime, *role, &policy).await?;
+    let switch = activate::activate(&run.bucket, &run.record, *role, &policy, *from_round).await?;
+    say!(
+        "run {}: {role} policy {} ({}) from round {} on, by log entry {}",
+        run.record.spec.run,
+        policy.name,
+        policy.hash,
+        switch.from_round,
+        switch.seq
+    );
+    Ok(())
 }
 
 /// The bytes of a file, if they are not more than a component may have.

@@ -177,7 +177,7 @@ async fn next_name(store: &std::sync::Arc<dyn object_store::ObjectStore>, name: 
         let bucket = crate::bucket::Bucket::new(store.clone(), &candidate);
         let Some(record) = bucket.run_record().await? else { return Ok(candidate) };
         let run = Run::of(bucket, record)?;
-        let empty = Ledger::new(run.fragments.count(), run.record.spec.outer.staleness_max, &run.record.merge.hash);
+        let empty = Ledger::of(&run.record);
         let mut tail = Tail::join(&run.bucket, empty).await?;
         tail.advance(&run.bucket, usize::MAX).await?;
         if tail.ledger.stopped.is_none() {
@@ -220,7 +220,7 @@ struct Watch {
 
 impl Watch {
     fn new(run: Run, spec: &Spec, corpus: &Corpus) -> Result<Watch> {
-        let empty = Ledger::new(run.fragments.count(), run.record.spec.outer.staleness_max, &run.record.merge.hash);
+        let empty = Ledger::of(&run.record);
         Ok(Watch {
             tail: Tail::new(empty),
             board: Board::new(spec.islands, spec.tokens),

@@ -8,6 +8,7 @@ use crate::bucket::Ledger;
 use crate::bucket::record::{Body, Card, Entry, Fate, Progress};
 use crate::clock::{self, Duration};
 use crate::error::Result;
+use crate::policy::Role;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a heartbeat may take to move before its island is called silent.
@@ -63,6 +64,19 @@ async fn show(run: &Run) -> Result<()> {
     );
     for (reason, count) in &fates.reasons {
         say!("    refused {count}: {reason}");
+    }
+    for role in [Role::Merge, Role::Codec] {
+        let (since, chosen) = ledger.active.since(role, ledger.next_round);
+        let since = if since == 0 { String::new() } else { format!(" since round {since}") };
+        let policy = &chosen.policy;
+        let config = if policy.config.is_empty() { "no configuration" } else { &policy.config };
+        say!("  {role}: {} ({:.12}), {config}{since}", policy.name.escape_debug(), policy.hash);
+        if let Some(why) = &chosen.failed {
+            say!("    ALERT: the policy before it was given up: {}", why.escape_debug());
+        }
+        for (round, chosen) in ledger.active.ahead(role, ledger.next_round) {
+            say!("    from round {round} on: {} ({:.12})", chosen.policy.name.escape_debug(), chosen.policy.hash);
+        }
     }
     let breadth: Vec<String> =
         ledger.breadth.iter().map(|(islands, rounds)| format!("{islands} in {rounds}")).collect();

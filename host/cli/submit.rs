@@ -5,16 +5,16 @@
 
 use super::arguments::{SpecArguments, SubmitArguments};
 use super::assembly::{Run, cores, open_corpus, open_for_writing, policy_runtime, policy_wasm};
-use super::policy::require_admission;
+use crate::activate::{require_admission, try_on};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Location, Vector};
+use crate::bucket::{Bucket, Location};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
-use crate::outer::{Fragments, norm};
-use crate::policy::{Codec, Contribution, Role, Round, Runtime, bundled_wasm};
+use crate::outer::Fragments;
+use crate::policy::{Role, Runtime, bundled_wasm};
 use crate::spec::{PolicySpec, Spec};
-use crate::syncer::{RoundInput, Rules, merge_round};
+use crate::syncer::Rules;
 use object_store::ObjectStore;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model};
@@ -66,11 +66,10 @@ impl Draft {
         let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
         let (codec, codec_wasm) = policy_use(&spec.codec, Role::Codec, runtime)?;
         let (merge, merge_wasm) = policy_use(&spec.merge, Role::Merge, runtime)?;
-        let opened = runtime
-            .load(&codec_wasm)
-            .and_then(|p| Codec::open(&p, codec.config.as_bytes(), &fragments.policy_tensors(0)));
-        opened.map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e))?;
-        try_merge(spec, &merge, &merge_wasm, &fragments, runtime)?;
+        for (role, used, wasm) in [(Role::Codec, &codec, &codec_wasm), (Role::Merge, &merge, &merge_wasm)] {
+            let policy = runtime.load(wasm).map_err(|e| Error::invalid(format!("{role}.policy")).because(e))?;
+            try_on(role, &policy, &used.config, spec, &fragments)?;
+        }
         let record = RunRecord {
             format: FORMAT,
             nonce: nonce(),
@@ -140,31 +139,6 @@ fn policy_use(spec: &PolicySpec, role: Role, runtime: &Runtime) -> Result<(Polic
         require_admission(&spec.policy, &policy, role, &config)?;
     }
     Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
-}
-
-/// Merges one made-up offer, the smallest fragment's: what the policy says to its configuration now, the syncer would find out later.
-fn try_merge(spec: &Spec, merge: &PolicyUse, wasm: &[u8], fragments: &Fragments, runtime: &Runtime) -> Result<()> {
-    let refused = |e| Error::invalid("merge: the policy does not merge with its configuration").because(e);
-    let policy = runtime.load(wasm).map_err(|e| Error::invalid("merge.policy").because(e))?;
-    let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).expect("there is a fragment");
-    let values = vec![1e-3; fragments.elements(p)];
-    let contribution =
-        Contribution { island: "island-0".into(), tokens: 1, steps: 1, staleness: 0, norm: norm(&values) };
-    let input = RoundInput {
-        round: Round {
-            index: (fragments.count() + p) as u64,
-            fragment: p as u32,
-            version: 0,
-            tokens_merged: 0,
-            token_budget: spec.tokens,
-        },
-        tensors: &fragments.policy_tensors(p),
-        contributions: vec![(contribution, Arc::new(Vector::from(values.clone())))],
-        parameters: &Vector::from(values),
-        state: &[],
-        memo: &[],
-    };
-    merge_round(&policy, merge.config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
 }
 
 /// `tombolo submit`.

@@ -14,13 +14,12 @@ use super::inner::Inner;
 use super::machine::{Machine, Rules};
 use super::stepper::Status;
 use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
-use crate::bucket::{Bucket, FragmentFacts, Ledger, Tail};
+use crate::bucket::{Bucket, FragmentFacts, Ledger, Shelf, Tail};
 use crate::clock::Duration;
 use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::outer::Fragments;
-use crate::policy::Policy;
 use std::sync::Arc;
 use tombolo_engine::Layout;
 
@@ -39,8 +38,8 @@ pub struct Site {
     pub layout: Layout,
     /// Fragments of the model.
     pub fragments: Arc<Fragments>,
-    /// The codec of offers.
-    pub codec: Policy,
+    /// The run's policies.
+    pub shelf: Shelf,
     /// The inner loop; its parameters are overwritten.
     pub inner: Box<dyn Inner>,
     /// Where events go.
@@ -75,7 +74,7 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     let incarnation = site.bucket.claim_incarnation(&site.name).await?;
     let last = site.bucket.card(&site.name).await?.unwrap_or_default();
     site.bucket.put_card(&starting(&site, incarnation, &last)).await?;
-    let empty = Ledger::new(site.fragments.count(), site.record.spec.outer.staleness_max, &site.record.merge.hash);
+    let empty = Ledger::of(&site.record);
     let mut tail = Tail::join(&site.bucket, empty).await?;
     tail.advance(&site.bucket, usize::MAX).await?;
     if tail.ledger.versions.is_empty() {

@@ -91,8 +91,8 @@ async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> R
         name: site.name,
         run: spec.run.clone(),
         incarnation,
-        codec: site.codec,
-        codec_config: site.record.codec.config.clone().into_bytes(),
+        shelf: site.shelf,
+        active: Mutex::new(tail.ledger.active.clone()),
         feedback: Mutex::new(Feedback::new(site.fragments.count())),
         news: Notify::new(),
         sink: site.sink,
@@ -102,6 +102,7 @@ async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> R
     let (offers, offers_out) = mpsc::channel(OFFERS_MAX);
     let (checkpoints, checkpoints_out) = mpsc::channel(1);
     let mut beside = JoinSet::new();
+    crew.prepare().await;
     beside.spawn(crew.clone().follow(tail));
     beside.spawn(crew.clone().fetch());
     beside.spawn(crew.clone().beat());

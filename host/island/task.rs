@@ -4,14 +4,14 @@
 use super::machine::Settled;
 use super::stepper::{CheckpointJob, Shared, Snapshot};
 use crate::bucket::payload::{Chunk, Data, content_hash};
-use crate::bucket::record::{Body, Card, FORMAT, IslandState};
-use crate::bucket::{Bucket, CheckpointHeader, OfferHeader, OfferId, Tail};
+use crate::bucket::record::{Body, Card, FORMAT, IslandState, PolicyUse};
+use crate::bucket::{Active, Bucket, CheckpointHeader, OfferHeader, OfferId, Shelf, Tail};
 use crate::clock::{self, Duration, Instant};
 use crate::data::Cursor;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Sink};
 use crate::outer::{Feedback, Fragments};
-use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy};
+use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Role};
 use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -37,8 +37,9 @@ pub(super) struct Crew {
     pub name: String,
     pub run: String,
     pub incarnation: u64,
-    pub codec: Policy,
-    pub codec_config: Vec<u8>,
+    pub shelf: Shelf,
+    /// The policies that are active, as far as the log has been read.
+    pub active: Mutex<Active>,
     pub feedback: Mutex<Feedback>,
     pub news: Notify,
     pub sink: Sink,
@@ -50,6 +51,10 @@ impl Crew {
     fn poll_every(&self) -> Duration {
         let step = Duration::from_secs_f32(self.shared.status().step_ms / 1000.0);
         (step / 5).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    fn active(&self) -> std::sync::MutexGuard<'_, Active> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn feedback(&self) -> std::sync::MutexGuard<'_, Feedback> {
@@ -80,7 +85,12 @@ impl Crew {
                     self.trouble(&mut trouble, Ok(()));
                     for entry in &entries {
                         match entry {
-                            Ok(entry) => self.take_in(entry, tail.ledger.window),
+                            Ok(entry) => {
+                                if let Body::Activate(_) = &entry.body {
+                                    self.switch(&tail.ledger.active).await;
+                                }
+                                self.take_in(entry, tail.ledger.window);
+                            }
                             Err(violation) => self.sink.note(&self.name, violation.to_string()),
                         }
                     }
@@ -106,7 +116,23 @@ impl Crew {
                 self.settle(settled);
             }
             Body::Stop { reason } => self.shared.machine().stop(reason),
-            Body::Start { .. } | Body::Term { .. } => {}
+            Body::Start { .. } | Body::Term { .. } | Body::Activate(_) => {}
+        }
+    }
+
+    /// Takes in a switch of policies. Codecs are loaded before their round comes.
+    async fn switch(&self, active: &Active) {
+        *self.active() = active.clone();
+        self.prepare().await;
+    }
+
+    /// Loads the codecs of the next rounds. What cannot be loaded shows when it is needed.
+    pub async fn prepare(&self) {
+        let active = self.active().clone();
+        let round = self.shared.machine().first_open();
+        let ahead = active.ahead(Role::Codec, round).map(|(_, chosen)| &chosen.policy);
+        for codec in std::iter::once(active.at(Role::Codec, round)).chain(ahead) {
+            let _ = self.shelf.get(Role::Codec, codec).await;
         }
     }
 
@@ -151,7 +177,16 @@ impl Crew {
         let mut trouble = Trouble::default();
         while let Some(snapshot) = offers.recv().await {
             let round = snapshot.due.round;
-            let (header, chunks) = match self.encode(snapshot) {
+            let encoded = loop {
+                match self.encode(&snapshot).await {
+                    Err(error) if error.kind() == Kind::Unavailable && self.shared.machine().is_open(round) => {
+                        self.trouble(&mut trouble, Err(&error));
+                        clock::sleep(Duration::from_millis(200)).await;
+                    }
+                    encoded => break encoded,
+                }
+            };
+            let (header, chunks) = match encoded {
                 Ok(encoded) => encoded,
                 Err(error) => {
                     self.sink.note(&self.name, format!("offer for round {round} dropped: {}", error.chain()));
@@ -180,12 +215,41 @@ impl Crew {
         }
     }
 
-    fn encode(&self, snapshot: Snapshot) -> Result<(OfferHeader, Vec<Chunk>)> {
-        let Snapshot { due, mut delta } = snapshot;
-        let failed = |e: crate::policy::Error| Error::invalid("the codec cannot encode it").because(e);
+    /// Encodes what is to be offered with the codec of its round. Where that fails, with the last one before it that does not, and says so.
+    async fn encode(&self, snapshot: &Snapshot) -> Result<(OfferHeader, Vec<Chunk>)> {
+        let active = self.active().clone();
+        let round = snapshot.due.round;
+        let mut first = None;
+        for which in active.candidates(Role::Codec, round) {
+            let encoded = match self.shelf.get(Role::Codec, which).await {
+                Ok(codec) => self.encode_with(&codec, which, snapshot),
+                Err(error) => Err(error),
+            };
+            match (encoded, &first) {
+                (Ok(encoded), None) => return Ok(encoded),
+                (Ok(encoded), Some(failed)) => {
+                    let failed = Error::chain(failed);
+                    let note = format!("ALERT: offers for round {round} with codec {} instead: {failed}", which.name);
+                    self.sink.note(&self.name, note);
+                    return Ok(encoded);
+                }
+                (Err(error), _) if error.kind() == Kind::Unavailable => return Err(error),
+                (Err(error), _) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| Error::bug("a run without a codec")))
+    }
+
+    fn encode_with(&self, codec: &Policy, which: &PolicyUse, snapshot: &Snapshot) -> Result<(OfferHeader, Vec<Chunk>)> {
+        let Snapshot { due, delta } = snapshot;
+        let mut delta = delta.clone();
+        let failed =
+            |e: crate::policy::Error| Error::invalid(format!("codec {} cannot encode it", which.name)).because(e);
         let p = due.fragment;
         let tensors = self.fragments.policy_tensors(p);
-        let mut codec = Codec::open(&self.codec, &self.codec_config, &tensors).map_err(failed)?;
+        let open = || Codec::open(codec, which.config.as_bytes(), &tensors).map_err(failed);
+        // What it decodes must not rest on what it remembers of encoding, so another instance decodes.
+        let (mut codec, mut decoder) = (open()?, open()?);
         let decay = codec.traits().feedback_decay;
         if let Some(decay) = decay {
             self.feedback().add(p, decay, &mut delta);
@@ -199,8 +263,9 @@ impl Crew {
                 let values = &delta[start + offset..start + length.min(offset + CHUNK_ELEMENTS)];
                 let at = At { tensor: tensor as u32, offset: offset as u64 };
                 let bytes = codec.encode(at, values).map_err(failed)?;
+                // Whoever merges it could not decode it either, and would refuse it.
+                let decoded = decoder.decode(at, &bytes, values.len()).map_err(failed)?;
                 if decay.is_some() {
-                    let decoded = codec.decode(at, &bytes, values.len()).map_err(failed)?;
                     residual.extend(values.iter().zip(&decoded).map(|(v, d)| v - d));
                 }
                 chunks.push(Chunk {
@@ -225,7 +290,8 @@ impl Crew {
             base: due.facts.base,
             tokens: due.facts.tokens,
             steps: due.facts.steps,
-            codec: self.codec.hash().to_string(),
+            codec: which.hash.clone(),
+            codec_config: which.config.clone(),
             hash: content_hash(&chunks),
         };
         Ok((header, chunks))

@@ -5,13 +5,13 @@ use super::check::{Checked, check_bucket};
 use super::fault::{Faults, Link, Trap};
 use super::toy::{self, Drift, Seen};
 use crate::bucket::record::RunRecord;
-use crate::bucket::{Bucket, Ledger, Tail};
+use crate::bucket::{Bucket, Ledger, Shelf, Tail};
 use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::island::{self, Drive, Site};
 use crate::outer::Fragments;
-use crate::policy::{Policy, Runtime};
+use crate::policy::Runtime;
 use crate::spec::Spec;
 use crate::syncer::{self, Desk, Rules};
 use object_store::ObjectStore;
@@ -65,8 +65,7 @@ pub struct Fleet {
     record: RunRecord,
     layout: Layout,
     fragments: Arc<Fragments>,
-    codec: Policy,
-    merge: Policy,
+    shelf: Shelf,
     failures: Arc<Mutex<Vec<String>>>,
     random: StdRng,
     lives: u64,
@@ -92,8 +91,7 @@ impl Fleet {
             record,
             layout,
             fragments: Arc::new(fragments),
-            codec,
-            merge,
+            shelf: Shelf::holding([codec, merge]),
             failures: Arc::default(),
             random: StdRng::seed_from_u64(seed),
             lives: 0,
@@ -110,8 +108,7 @@ impl Fleet {
             record: self.record.clone(),
             layout: self.layout.clone(),
             fragments: self.fragments.clone(),
-            codec: self.codec.clone(),
-            merge: self.merge.clone(),
+            shelf: self.shelf.clone(),
             seen: self.seen.clone(),
             life: self.lives,
         };
@@ -144,8 +141,7 @@ impl Fleet {
             record: self.record.clone(),
             layout: self.layout.clone(),
             fragments: self.fragments.clone(),
-            codec: self.codec.clone(),
-            merge: self.merge.clone(),
+            shelf: self.shelf.clone(),
             seen: self.seen.clone(),
             life: 0,
         }
@@ -157,8 +153,7 @@ impl Fleet {
     /// # Errors
     /// Never, on a store in memory.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let outer = &self.record.spec.outer;
-        let mut tail = Tail::new(Ledger::new(self.fragments.count(), outer.staleness_max, &self.record.merge.hash));
+        let mut tail = Tail::new(Ledger::of(&self.record));
         tail.advance(&Bucket::new(self.store.clone(), &self.record.spec.run), usize::MAX).await?;
         Ok(tail.ledger)
     }
@@ -180,8 +175,7 @@ struct Parts {
     record: RunRecord,
     layout: Layout,
     fragments: Arc<Fragments>,
-    codec: Policy,
-    merge: Policy,
+    shelf: Shelf,
     seen: Seen,
     life: u64,
 }
@@ -197,7 +191,7 @@ impl Parts {
                     name: name.clone(),
                     layout: self.layout.clone(),
                     fragments: self.fragments.clone(),
-                    codec: self.codec.clone(),
+                    shelf: self.shelf.clone(),
                     inner: Box::new(Drift::new(name, self.layout.elements(), self.seen.clone())),
                     sink: Sink::Null,
                     beat_every: Duration::from_millis(500),
@@ -216,8 +210,7 @@ impl Parts {
             id: format!("syncer-{:04}", self.life),
             fragments: self.fragments.clone(),
             tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
-            codec: self.codec.clone(),
-            merge: self.merge.clone(),
+            shelf: self.shelf.clone(),
             threads: 1,
             eager: true,
             sink: Sink::Null,

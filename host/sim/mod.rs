@@ -19,7 +19,7 @@ pub use proxy::{Disturbance, Proxy};
 pub use quality::{Comparison, Quality, compare};
 
 use crate::bucket::record::RunRecord;
-use crate::bucket::{Bucket, Ledger, Tail};
+use crate::bucket::{Bucket, Ledger, Shelf, Tail};
 use crate::clock::{self, Duration};
 use crate::error::{Error, Result};
 use crate::event::Sink;
@@ -112,6 +112,11 @@ impl World {
         self.ledger().await
     }
 
+    /// Its policies.
+    pub fn shelf(&self) -> Shelf {
+        Shelf::holding([self.codec.clone(), self.merge.clone()])
+    }
+
     /// A syncer's desk.
     pub fn desk(&self, beat_every: Duration) -> Desk {
         Desk {
@@ -120,8 +125,7 @@ impl World {
             id: "syncer-0".into(),
             fragments: self.fragments.clone(),
             tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
-            codec: self.codec.clone(),
-            merge: self.merge.clone(),
+            shelf: self.shelf(),
             threads: 1,
             eager: true,
             sink: Sink::Null,
@@ -137,7 +141,7 @@ impl World {
             name: name.into(),
             layout: self.layout.clone(),
             fragments: self.fragments.clone(),
-            codec: self.codec.clone(),
+            shelf: self.shelf(),
             inner,
             sink: Sink::Null,
             beat_every,
@@ -149,7 +153,7 @@ impl World {
     /// # Errors
     /// The bucket does not answer.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let empty = Ledger::new(self.fragments.count(), self.record.spec.outer.staleness_max, &self.record.merge.hash);
+        let empty = Ledger::of(&self.record);
         let mut tail = Tail::new(empty);
         tail.advance(&self.bucket, usize::MAX).await?;
         Ok(tail.ledger)

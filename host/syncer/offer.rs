@@ -57,6 +57,8 @@ pub enum Verdict {
     Decided(OfferRecord),
 }
 
+const UNKNOWN_CODEC: &str = "its codec is not the run's";
+
 /// Why an offer's header does not fit, if it does not: its fate and what it claims.
 fn header_fate(
     id: &OfferId,
@@ -64,7 +66,7 @@ fn header_fate(
     run: &str,
     ledger: &Ledger,
     fragments: &Fragments,
-    codec: &str,
+    codec_is_known: bool,
     step_tokens: u64,
 ) -> Option<Fate> {
     let refused = |reason: &str| Some(Fate::Refused(reason.to_string()));
@@ -90,8 +92,8 @@ fn header_fate(
     if header.tokens > u64::from(header.steps).saturating_mul(step_tokens).min(TOKENS_MAX) {
         return refused("it claims more tokens than its steps have");
     }
-    if header.codec != codec {
-        return refused("its codec is not the run's");
+    if !codec_is_known {
+        return refused(UNKNOWN_CODEC);
     }
     if header.base > ledger.versions[p].round {
         return refused("its base is in the future");
@@ -110,7 +112,8 @@ fn header_fate(
     }
 }
 
-/// Checks an offer against the log and decodes it, in one pass over its chunks. `tensors` are those of the round's fragment.
+/// Checks an offer against the log and decodes it, in one pass over its chunks. `codec` is the one that its header names, with its configuration, if it fills that
+/// role in the offer's round or did before; `tensors` are those of the round's fragment.
 ///
 /// # Errors
 /// Corrupt: its bytes are not those that its header names. Unavailable: a temporary file fails, which says nothing of the offer.
@@ -121,7 +124,7 @@ pub fn check(
     spec: &Spec,
     ledger: &Ledger,
     fragments: &Fragments,
-    codec: (&Policy, &[u8]),
+    codec: Option<(&Policy, &[u8])>,
     tensors: &[Tensor],
 ) -> Result<Verdict> {
     let header = &offer.header;
@@ -139,11 +142,14 @@ pub fn check(
             fate,
         })
     };
-    let codec_hash = codec.0.hash().to_string();
-    if let Some(fate) = header_fate(id, header, &spec.run, ledger, fragments, &codec_hash, step_tokens) {
-        check_content(offer)?;
-        return Ok(turned_down(fate));
-    }
+    let fate = header_fate(id, header, &spec.run, ledger, fragments, codec.is_some(), step_tokens);
+    let codec = match (fate, codec) {
+        (None, Some(codec)) => codec,
+        (fate, _) => {
+            check_content(offer)?;
+            return Ok(turned_down(fate.unwrap_or_else(|| Fate::Refused(UNKNOWN_CODEC.into()))));
+        }
+    };
     Ok(match decode(offer, codec, tensors)? {
         Err(reason) => turned_down(Fate::Refused(reason.into())),
         Ok((_, norm)) if !norm.is_finite() => turned_down(Fate::Refused("its values are not finite".into())),

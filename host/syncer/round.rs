@@ -8,11 +8,12 @@
 use super::merge::{RoundInput, merge_round};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use super::run::{Desk, Syncer, lock};
-use crate::bucket::record::{Body, Commit, Fate, OfferRecord, Skip, Version};
-use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferId, Vector};
+use crate::bucket::payload::Stored;
+use crate::bucket::record::{Body, Commit, Fate, OfferRecord, PolicyUse, Skip, Version};
+use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferHeader, OfferId, Vector};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Kind, Result};
-use crate::policy::{Contribution, Round};
+use crate::policy::{Contribution, Policy, Role, Round};
 use futures::future::join_all;
 use std::sync::Arc;
 
@@ -55,11 +56,10 @@ impl Syncer {
             }))
             .await;
             for ((id, _), object) in batch.iter().zip(fetched) {
-                let verdict = object.and_then(|offer| {
-                    let tensors = &desk.tensors[self.ledger().fragment_of(id.round)];
-                    let codec = (&desk.codec, desk.record.codec.config.as_bytes());
-                    check(id, &offer, &desk.record.spec, self.ledger(), &desk.fragments, codec, tensors)
-                });
+                let verdict = match object {
+                    Ok(offer) => self.judge(id, &offer).await,
+                    Err(error) => Err(error),
+                };
                 let verdict = match verdict {
                     Ok(verdict) => verdict,
                     Err(error) if error.kind() == Kind::Corrupt => {
@@ -83,7 +83,31 @@ impl Syncer {
         Ok(())
     }
 
-    /// Merges the next round and commits it.
+    /// What the firewall says of an offer. Notes an island that could not encode with the codec of its round.
+    async fn judge(&mut self, id: &OfferId, offer: &Stored<OfferHeader>) -> Result<Verdict> {
+        let (desk, ledger) = (self.desk.clone(), self.ledger());
+        let header = &offer.header;
+        let known = ledger.active.find(Role::Codec, id.round, &header.codec, &header.codec_config);
+        let codec = match known {
+            Some(known) => match desk.shelf.get(Role::Codec, known).await {
+                Ok(policy) => Some((policy, known.config.as_bytes())),
+                Err(error) if error.kind() == Kind::Unavailable => return Err(error),
+                // Its island could load it, if it is honest.
+                Err(_) => None,
+            },
+            None => None,
+        };
+        let codec = codec.as_ref().map(|(policy, config)| (policy, *config));
+        let tensors = &desk.tensors[ledger.fragment_of(id.round)];
+        let verdict = check(id, offer, &desk.record.spec, ledger, &desk.fragments, codec, tensors)?;
+        let falls_back = known.is_some_and(|known| !known.is_same(ledger.active.at(Role::Codec, id.round)));
+        if falls_back && matches!(verdict, Verdict::Good(_)) {
+            self.fell_back = Some((id.round, id.island.clone()));
+        }
+        Ok(verdict)
+    }
+
+    /// Merges the next round and commits it. Where the merge policy fails, it is given up for the last one that did not, and the round is still to be closed.
     pub(super) async fn close(&mut self, reason: String, closed_at: Instant) -> Result<()> {
         let desk = self.desk.clone();
         let ahead = self.ahead.take();
@@ -91,10 +115,23 @@ impl Syncer {
         let round = ledger.next_round;
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
-        let Ahead { parameters, state, memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
+        let Ahead { parameters, mut state, mut memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
+        if !ledger.active.keeps_state(base.round, round) {
+            (state, memo) = (Vec::new(), Vec::new());
+        }
+        let active = ledger.active.at(Role::Merge, round).clone();
+        let policy = match desk.shelf.get(Role::Merge, &active).await {
+            Ok(policy) => policy,
+            Err(error) if error.kind() == Kind::Unavailable => return Err(error),
+            Err(error) => {
+                let why = error.chain();
+                return if self.give_up(Role::Merge, round, round, why).await? { Ok(()) } else { Err(error) };
+            }
+        };
+        let ledger = self.ledger();
         self.office.moved();
         let chosen: Vec<Facts> = self.machine.chosen(round).into_iter().cloned().collect();
-        let merge = |facts: &[Facts]| {
+        let merge_with = |policy: &Policy, active: &PolicyUse, facts: &[Facts]| {
             let contributions = facts.iter().map(|f| (contribution(f, ledger, round), f.values.clone())).collect();
             let input = RoundInput {
                 round: Round {
@@ -110,9 +147,9 @@ impl Syncer {
                 state: &state,
                 memo: &memo,
             };
-            let config = desk.record.merge.config.as_bytes();
-            merge_round(&desk.merge, config, &input, desk.threads, &|| self.office.moved())
+            merge_round(policy, active.config.as_bytes(), &input, desk.threads, &|| self.office.moved())
         };
+        let merge = |facts: &[Facts]| merge_with(&policy, &active, facts);
         // A temporary file that fails says nothing of the offers.
         let fails = |facts: &[Facts]| match merge(facts) {
             Err(error) if error.kind() == Kind::Unavailable => Err(error),
@@ -130,14 +167,22 @@ impl Syncer {
                         unfit.push(facts);
                     }
                 }
-                if unfit.is_empty() && chosen.len() > 1 {
-                    unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
-                }
                 // A policy that cannot even merge nothing much is itself what failed.
                 let zeros = Arc::new(Vector::zeros(parameters.elements(), MEMORY_BYTES)?);
                 let nothing = Facts { norm: 0.0, values: zeros, ..chosen[0].clone() };
-                if unfit.is_empty() || fails(&[nothing])? {
-                    return Err(error);
+                let mut at_fault = fails(&[nothing])?;
+                if unfit.is_empty() && !at_fault {
+                    // Nothing is wrong with any of them alone. If they are too much together, they are so for the policy before this one, too.
+                    at_fault = chosen.len() < 2;
+                    if let Some(&before) = ledger.active.candidates(Role::Merge, round).get(1) {
+                        let good = desk.shelf.get(Role::Merge, before).await?;
+                        at_fault |= merge_with(&good, before, &chosen).is_ok();
+                    }
+                    unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
+                }
+                if at_fault {
+                    let why = error.chain();
+                    return if self.give_up(Role::Merge, round, round, why).await? { Ok(()) } else { Err(error) };
                 }
                 let unfit: Vec<OfferId> = unfit.into_iter().map(|f| f.id.clone()).collect();
                 for id in unfit {
@@ -172,7 +217,7 @@ impl Syncer {
             base,
             made,
             offers,
-            merge: desk.record.merge.hash.clone(),
+            merge: active.hash.clone(),
             fragment_tokens: ledger.fragment_tokens[p] + tokens,
             tokens: (ledger.fragment_tokens.iter().sum::<u64>() + tokens) / ledger.fragments,
             pace: self.machine.pace(clock::now()),

@@ -4,14 +4,14 @@
 use super::machine::{Decision, Machine, Rules};
 use super::role::{Office, beat, watch_islands};
 use super::round::{Ahead, read_ahead};
-use crate::bucket::record::{Body, Entry, FORMAT, RunRecord};
-use crate::bucket::{Bucket, Created, Ledger, Tail};
+use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
+use crate::bucket::{Bucket, Created, Ledger, Shelf, Tail};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::{Policy, Tensor};
+use crate::policy::{Role, Tensor};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +19,9 @@ use tokio::task::JoinSet;
 
 /// Polls between two looks at the log while acting.
 const LOG_EVERY: u64 = 8;
+
+/// The longest reason for giving a policy up, in characters.
+const REASON_CHARS_MAX: usize = 500;
 
 /// How long the bucket fails before the syncer says so.
 const WORTH_SAYING: Duration = Duration::from_secs(3);
@@ -35,10 +38,8 @@ pub struct Desk {
     pub fragments: Arc<Fragments>,
     /// Per fragment, its tensors as policies see them.
     pub tensors: Vec<Vec<Tensor>>,
-    /// The codec of offers.
-    pub codec: Policy,
-    /// The merge policy.
-    pub merge: Policy,
+    /// The run's policies.
+    pub shelf: Shelf,
     /// Threads of a merge.
     pub threads: usize,
     /// Whether it takes a role that nobody has yet at once.
@@ -77,6 +78,8 @@ pub(super) struct Syncer {
     /// What the next round extends, read while its offers come in.
     pub(super) ahead: Option<Ahead>,
     pub(super) cleanup: JoinSet<()>,
+    /// A codec with which an island could not encode what it offers for this round.
+    pub(super) fell_back: Option<(u64, String)>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -89,9 +92,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Corrupt objects that the log names; a merge policy that fails. An unavailable bucket is waited for.
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
-    let outer = &desk.record.spec.outer;
     let rules = Rules::of(&desk.record.spec, desk.fragments.count());
-    let empty = Ledger::new(desk.fragments.count(), outer.staleness_max, &desk.record.merge.hash);
+    let empty = Ledger::of(&desk.record);
     let tail = Tail::join(&desk.bucket, empty).await?;
     let mut syncer = Syncer {
         tail,
@@ -105,8 +107,10 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         unfetched: 0,
         ahead: None,
         cleanup: JoinSet::new(),
+        fell_back: None,
         desk: desk.clone(),
     };
+    syncer.prepare().await;
     let mut beside = JoinSet::new();
     beside.spawn(beat(desk.clone(), syncer.office.clone()));
     beside.spawn(watch_islands(desk.clone(), syncer.cards.clone(), syncer.incarnations.clone()));
@@ -171,7 +175,42 @@ impl Syncer {
         if !entries.is_empty() {
             self.machine.settle(&self.tail.ledger);
         }
+        let switches = |entry: &Entry| matches!(entry.body, Body::Activate(_));
+        if entries.iter().flatten().any(switches) {
+            self.prepare().await;
+        }
         Ok(())
+    }
+
+    /// Loads the policies of the next rounds before they are needed. What cannot be loaded shows when it is.
+    async fn prepare(&self) {
+        let (active, round) = (&self.ledger().active, self.ledger().next_round);
+        for role in [Role::Codec, Role::Merge] {
+            let ahead = active.ahead(role, round).map(|(_, chosen)| &chosen.policy);
+            for policy in std::iter::once(active.at(role, round)).chain(ahead) {
+                let _ = self.desk.shelf.get(role, policy).await;
+            }
+        }
+    }
+
+    /// Gives up the policy that fills `role` in `round`, which failed: from `from` on, the last one that did not takes its place again. False where there is
+    /// none; true also where somebody else's entry has come first.
+    pub(super) async fn give_up(&mut self, role: Role, round: u64, from: u64, why: String) -> Result<bool> {
+        let active = &self.ledger().active;
+        let candidates: Vec<PolicyUse> = active.candidates(role, round).into_iter().cloned().collect();
+        let [failed, good, ..] = &candidates[..] else { return Ok(false) };
+        let (failed, good) = (failed.clone(), good.clone());
+        let why: String = why.chars().take(REASON_CHARS_MAX).collect();
+        let note = format!(
+            "ALERT: gives up the {role} policy {} ({}) for {} ({}) from round {from} on: {why}",
+            failed.name, failed.hash, good.name, good.hash
+        );
+        let activate = Activate { role, policy: good, from_round: from, failed: Some(why) };
+        let term = self.ledger().term;
+        if self.append(Body::Activate(Box::new(activate)), term).await? {
+            self.desk.sink.note(&self.desk.id, note);
+        }
+        Ok(true)
     }
 
     pub(super) fn is_acting(&self) -> bool {
@@ -207,6 +246,15 @@ impl Syncer {
         self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, now));
         self.ahead = Some(ahead?);
         collected?;
+        if let Some((round, island)) = self.fell_back.take() {
+            let from = self.ledger().first_switch(Role::Codec);
+            // Given up already, or about to be switched anyway: nothing to do.
+            let active = &self.ledger().active;
+            if active.at(Role::Codec, from).is_same(active.at(Role::Codec, round)) {
+                self.give_up(Role::Codec, round, from, format!("{island} could not encode with it")).await?;
+                return Ok(Next::Again(Duration::ZERO));
+            }
+        }
         match self.machine.decide(&self.tail.ledger, now) {
             Decision::Close(reason) => {
                 self.close(reason, now).await?;

@@ -5,10 +5,10 @@ use super::offer::{NO_WEIGHT, decode};
 use super::round::offer_bytes_max;
 use super::run::Desk;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
-use crate::bucket::{Flat, Ledger, Tail, Vector};
+use crate::bucket::{Flat, Ledger, OfferHeader, Tail, Vector};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::hex;
-use crate::policy::{CHUNK_ELEMENTS, Contribution, Round};
+use crate::policy::{CHUNK_ELEMENTS, Contribution, Role, Round};
 use std::sync::Arc;
 
 /// What a verification came to.
@@ -39,7 +39,7 @@ impl Verified {
 /// # Errors
 /// The bucket does not answer, or the policies cannot be run.
 pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> Result<Verified> {
-    let empty = Ledger::new(desk.fragments.count(), desk.record.spec.outer.staleness_max, &desk.record.merge.hash);
+    let empty = Ledger::of(&desk.record);
     let mut tail = Tail::new(empty);
     let mut verified = Verified::default();
     loop {
@@ -84,7 +84,12 @@ async fn current(desk: &Desk, ledger: &Ledger, verified: &mut Verified) {
 async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
     let p = before.fragment_of(commit.round);
     let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.base).await?;
-    let (state, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
+    let (mut state, mut memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
+    if !before.active.keeps_state(commit.base.round, commit.round) {
+        (state, memo) = (Vec::new(), Vec::new());
+    }
+    let active = before.active.at(Role::Merge, commit.round);
+    let policy = desk.shelf.get(Role::Merge, active).await?;
     let took_part = |o: &&OfferRecord| {
         o.id.round == commit.round
             && match &o.fate {
@@ -102,7 +107,12 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
                 record.id.island, record.hash, object.header.hash
             )));
         }
-        let codec = (&desk.codec, desk.record.codec.config.as_bytes());
+        let OfferHeader { codec, codec_config, .. } = &object.header;
+        let codec = before.active.find(Role::Codec, commit.round, codec, codec_config);
+        let codec = codec.ok_or_else(|| {
+            Error::corrupt(format!("the offer of {}: its codec is not one of the run's", record.id.island))
+        })?;
+        let codec = (&desk.shelf.get(Role::Codec, codec).await?, codec.config.as_bytes());
         let (values, _) = decode(&object, codec, &desk.tensors[p])?
             .map_err(|reason| Error::corrupt(format!("the offer of {}: {reason}", record.id.island)))?;
         let facts = Contribution {
@@ -128,7 +138,7 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
         state: &state,
         memo: &memo,
     };
-    let output = merge_round(&desk.merge, desk.record.merge.config.as_bytes(), &input, desk.threads, &|| ())?;
+    let output = merge_round(&policy, active.config.as_bytes(), &input, desk.threads, &|| ())?;
     let committed = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.made).await?;
     let (slots, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.made).await?;
     if !same_bits(&committed, &output.parameters)? {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{FORMAT, PolicyUse, RunRecord};
-use tombolo::bucket::{Bucket, Ledger, Location, OfferHeader, OfferId, Tail};
+use tombolo::bucket::{Bucket, Ledger, Location, OfferHeader, OfferId, Shelf, Tail};
 use tombolo::clock::{self, Duration};
 use tombolo::event::Sink;
 use tombolo::outer::Fragments;
@@ -143,6 +143,7 @@ async fn prepare(toy: &Toy, folder: &Path, islands: usize) {
                 tokens: 8,
                 steps: 1,
                 codec: toy.codec.hash().to_string(),
+                codec_config: String::new(),
                 hash: hash.clone(),
             };
             bucket.put_offer(&header, encoded.clone()).await.expect("written");
@@ -160,8 +161,7 @@ async fn work(folder: &Path, millions: usize) {
         id: "syncer".into(),
         fragments: toy.fragments.clone(),
         tensors: (0..toy.fragments.count()).map(|p| toy.fragments.policy_tensors(p)).collect(),
-        codec: toy.codec.clone(),
-        merge: toy.merge.clone(),
+        shelf: Shelf::holding([toy.codec.clone(), toy.merge.clone()]),
         threads: 2,
         eager: true,
         sink: Sink::Null,
@@ -169,7 +169,7 @@ async fn work(folder: &Path, millions: usize) {
     };
     // Resets VmHWM (proc(5)).
     std::fs::write("/proc/self/clear_refs", "5").expect("this process's own");
-    let empty = Ledger::new(toy.fragments.count(), toy.record.spec.outer.staleness_max, &toy.record.merge.hash);
+    let empty = Ledger::of(&toy.record);
     let mut tail = Tail::new(empty);
     let merged = async {
         while tail.ledger.next_round <= LAST_ROUND {

@@ -2,9 +2,12 @@
 //! of it.
 
 use object_store::ObjectStoreExt;
-use tombolo::bucket::record::{Body, Commit, Entry, FORMAT, Fate, OfferRecord, OuterFacts, Pace, Skip, Version};
-use tombolo::bucket::{Bucket, Created, Ledger, OfferId, Tail};
+use tombolo::bucket::record::{
+    Activate, Body, Commit, Entry, FORMAT, Fate, OfferRecord, OuterFacts, Pace, PolicyUse, Skip, Version,
+};
+use tombolo::bucket::{Active, Bucket, Created, Ledger, OfferId, Tail};
 use tombolo::nonce::nonce;
+use tombolo::policy::Role;
 
 use crate::support::store::everywhere;
 use crate::{FRAGMENTS, bucket, race};
@@ -13,8 +16,15 @@ use crate::{FRAGMENTS, bucket, race};
 const WRITERS: usize = 3;
 const ENTRIES_EACH: usize = 3;
 
+/// Made-up policies, told apart by their hashes.
+fn policies() -> Active {
+    let policy =
+        |name: &str, digit: &str| PolicyUse { name: name.into(), hash: digit.repeat(64), config: String::new() };
+    Active::new(&policy("codec", "c"), &policy("merge", "a"))
+}
+
 fn empty() -> Ledger {
-    Ledger::new(FRAGMENTS, 4, "merge")
+    Ledger::new(FRAGMENTS, 4, policies())
 }
 
 fn entry(seq: u64, writer: &str, body: Body) -> Entry {
@@ -50,7 +60,7 @@ fn commit(ledger: &Ledger, islands: &[&str]) -> Body {
         base: ledger.versions[p].clone(),
         made: version(round),
         offers: islands.iter().map(offer).collect(),
-        merge: "merge".into(),
+        merge: ledger.active.at(Role::Merge, round).hash.clone(),
         fragment_tokens: ledger.fragment_tokens[p] + tokens,
         tokens: (ledger.fragment_tokens.iter().sum::<u64>() + tokens) / ledger.fragments,
         pace: Pace { window: 1, sync_steps: 24.0, step_ms: 1.0, quorum_ms: 1.0, sync_ms: 1.0, spacing_ms: 1.0 },
@@ -279,9 +289,72 @@ fn a_joiner_that_starts_from_a_state_comes_to_the_same_ledger_as_one_that_reads_
         place.store.put(&bucket.keys().state(14), "{}".into()).await.expect("written");
         let elsewhere = serde_json::to_vec(&tail.ledger).expect("it serialises");
         place.store.put(&bucket.keys().state(15), elsewhere.into()).await.expect("written");
-        let foreign = Ledger { next: 16, ..Ledger::new(FRAGMENTS, 4, "another policy") };
+        let foreign = Ledger { next: 16, ..Ledger::new(FRAGMENTS, 5, policies()) };
         bucket.put_state(&foreign).await.expect("written");
         assert_eq!(bucket.states().await.expect("listed"), [6, 13, 14, 15, 16]);
         assert_eq!(Tail::join(&bucket, empty()).await.expect("an answer").ledger.next, 13);
+    });
+}
+
+fn switch(role: Role, from_round: u64) -> Activate {
+    let policy = PolicyUse { name: "b".into(), hash: "b".repeat(64), config: String::new() };
+    Activate { role, policy, from_round, failed: None }
+}
+
+#[test]
+fn a_switch_of_policies_counts_for_every_reader_from_its_round_on_and_one_that_comes_too_late_is_void() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        let mut tail = Tail::new(empty());
+        append(&bucket, &mut tail, start()).await;
+        let body = commit(&tail.ledger, &["a"]);
+        append(&bucket, &mut tail, body).await;
+        let next = tail.ledger.next_round;
+        let wrong = |change: &dyn Fn(&mut Activate)| {
+            let mut switch = switch(Role::Merge, next);
+            change(&mut switch);
+            Body::Activate(Box::new(switch))
+        };
+        let cases: [(Body, &str); 7] = [
+            (wrong(&|s| s.from_round -= 1), "a switch is ahead of the rounds that it would change"),
+            (wrong(&|s| s.from_round = u64::MAX), "a switch is ahead of the rounds that it would change"),
+            // An island may have offered for that round already.
+            (wrong(&|s| s.role = Role::Codec), "a switch is ahead of the rounds that it would change"),
+            (wrong(&|s| s.role = Role::Pace), "a role is switched that the run has"),
+            (wrong(&|s| s.policy.hash.push('b')), "a policy is named by its hash"),
+            (wrong(&|s| s.policy.config = "[]".into()), "a configuration is a JSON object of bounded size"),
+            (wrong(&|s| s.policy.name = "n".repeat(5000)), "names and reasons are of bounded size"),
+        ];
+        for (body, rule) in cases {
+            let seq = tail.ledger.next;
+            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
+            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
+            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
+            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
+        }
+        append(&bucket, &mut tail, Body::Activate(Box::new(switch(Role::Merge, next + 1)))).await;
+        append(&bucket, &mut tail, Body::Activate(Box::new(switch(Role::Codec, next + 1)))).await;
+        for round in next..next + 3 {
+            let merge = tail.ledger.active.at(Role::Merge, round).name.clone();
+            assert_eq!(merge, if round > next { "b" } else { "merge" });
+            let stale = Body::Commit(Box::new(match commit(&tail.ledger, &["a"]) {
+                Body::Commit(body) => Commit { merge: "d".repeat(64), ..*body },
+                _ => unreachable!("a commit was asked for"),
+            }));
+            let violation = tail.ledger.check(tail.ledger.next, &entry(tail.ledger.next, "stale", stale));
+            assert_eq!(violation.expect_err("void").rule, "the active policy merged");
+            let body = commit(&tail.ledger, &["a"]);
+            append(&bucket, &mut tail, body).await;
+        }
+        // A log that is flooded with switches holds no reader's memory.
+        for n in 0..40 {
+            let flood = Body::Activate(Box::new(switch(Role::Merge, tail.ledger.next_round + 1 + n)));
+            let flood = entry(tail.ledger.next, "flood", flood);
+            let applied = tail.ledger.apply(tail.ledger.next, &flood);
+            assert_eq!(applied.is_ok(), n < 16, "switch {n}: {applied:?}");
+        }
+        assert!(tail.ledger.is_whole());
+        let read: Ledger = serde_json::from_slice(&serde_json::to_vec(&tail.ledger).expect("written")).expect("read");
+        assert_eq!(read, tail.ledger, "a state carries it");
     });
 }

@@ -3,8 +3,8 @@
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
-use tombolo::bucket::record::{FORMAT, Version};
-use tombolo::bucket::{Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId};
+use tombolo::bucket::record::{FORMAT, PolicyUse, Version};
+use tombolo::bucket::{Active, Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId};
 use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind};
 use tombolo::outer::Fragments;
@@ -40,6 +40,7 @@ fn offer(id: &OfferId, bytes: Vec<u8>) -> (OfferHeader, Vec<Chunk>) {
         tokens: 100,
         steps: 2,
         codec: "codec".into(),
+        codec_config: String::new(),
         hash: content_hash(&chunks),
     };
     (header, chunks)
@@ -79,7 +80,8 @@ fn offers_are_listed_by_round_and_read_back_as_they_were_written() {
         let sizes = bucket.offers(6).await.expect("listed");
         assert_eq!(sizes.len(), 1);
         assert!(bucket.offer(&ids[4], sizes[0].1).await.is_ok(), "the listing gives the size");
-        let mut ledger = Ledger::new(1, 4, "merge");
+        let policy = |digit: &str| PolicyUse { name: digit.into(), hash: digit.repeat(64), config: String::new() };
+        let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a")));
         ledger
             .decided
             .extend(ids.iter().filter(|id| id.island != "c").map(|id| (id.round, id.island.clone(), id.incarnation)));

@@ -36,6 +36,7 @@ pub fn offer(world: &World, island: &str, incarnation: u64, delta: [f32; 2]) -> 
         tokens: 8,
         steps: 1,
         codec: world.codec.hash().to_string(),
+        codec_config: String::new(),
         hash: content_hash(&chunks),
     };
     (header, chunks)

@@ -70,8 +70,7 @@ fn requests(islands: usize, at: &[u64]) -> Vec<f64> {
             Ok(Box::new(Constant { parameters: vec![0.0; 4], gradient: vec![0.25; 4] }))
         };
         let sample = async {
-            let outer = &world.record.spec.outer;
-            let empty = tombolo::bucket::Ledger::new(4, outer.staleness_max, &world.record.merge.hash);
+            let empty = tombolo::bucket::Ledger::of(&world.record);
             let mut tail = Tail::new(empty);
             let mut reached = async |rounds: u64| -> Result<u64> {
                 while tail.ledger.rounds_committed() < rounds {

@@ -484,8 +484,7 @@ impl Chaos {
 
 /// Reads the whole log as every reader does.
 async fn no_void(run: &Run) -> Result<String> {
-    let outer = &run.record.spec.outer;
-    let mut tail = Tail::new(Ledger::new(run.fragments.count(), outer.staleness_max, &run.record.merge.hash));
+    let mut tail = Tail::new(Ledger::of(&run.record));
     for read in tail.advance(&run.bucket, usize::MAX).await? {
         read.map_err(|violation| Error::corrupt(violation.to_string()))?;
     }

@@ -1,15 +1,16 @@
 //! When a round is closed, skipped, or left open, step by step.
 
 use super::*;
-use crate::bucket::Vector;
-use crate::bucket::record::{Body, Entry, FORMAT, Skip, Version};
+use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, Skip, Version};
+use crate::bucket::{Active, Vector};
 use std::sync::Arc;
 
 const STEP: Duration = Duration::from_millis(100);
 
 /// A log of one fragment that has started.
 fn ledger() -> Ledger {
-    let mut ledger = Ledger::new(1, 4, "merge");
+    let policy = |digit: &str| PolicyUse { name: digit.into(), hash: digit.repeat(64), config: String::new() };
+    let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a")));
     let version = Version { round: 0, hash: "0".repeat(64), state: None };
     apply(&mut ledger, Body::Start { versions: vec![version], window: 1 });
     ledger

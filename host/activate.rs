@@ -1,0 +1,159 @@
+//! Whether a policy fits a run, and switching to it while the run goes on. No process needs to be told: the switch is an entry of the log, and whoever reads it
+//! follows from its round on.
+//!
+//! A crash at any point leaves the switch written or not; the component lies in the bucket before any entry names it.
+
+use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
+use crate::bucket::{Bucket, CONFIG_BYTES_MAX, Created, Ledger, Tail, Vector};
+use crate::error::{Error, Result};
+use crate::nonce::nonce;
+use crate::outer::{Fragments, norm};
+use crate::policy::{self, Codec, Contribution, Policy, Role, Round, Runtime, admit};
+use crate::spec::Spec;
+use crate::syncer::{RoundInput, merge_round};
+use std::sync::Arc;
+
+/// Entries of others that may come first before a switch is given up.
+const TRIES_MAX: usize = 1000;
+
+/// A switch that is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Switch {
+    /// Index of its log entry.
+    pub seq: u64,
+    /// The first round in which the policy fills its role.
+    pub from_round: u64,
+}
+
+/// Holds that a component keeps the contract of `role` under `config`; speeds are not measured.
+///
+/// # Errors
+/// Invalid, with the property that does not hold and the first counterexample; unavailable where this machine fails.
+pub fn require_admission(name: &str, policy: &Policy, role: Role, config: &str) -> Result<()> {
+    let failed = |e| match e {
+        policy::Error::WrongRole { .. } => Error::invalid(format!("{role}.policy: {name}")).because(e),
+        e => Error::unavailable(format!("{name}: cannot be examined here")).because(e),
+    };
+    match admit(policy, role, config.as_bytes(), None).map_err(failed)?.refusal() {
+        None => Ok(()),
+        Some(refusal) => Err(Error::invalid(format!(
+            "{role}.policy: {name}: {refusal}; `tombolo policy check {name}` shows what it passes"
+        ))),
+    }
+}
+
+/// Tries a policy on the tensors of a run: what it says to its configuration and to this model now, islands and syncers would find out later.
+///
+/// # Errors
+/// Invalid: it does not do its work.
+pub fn try_on(role: Role, policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) -> Result<()> {
+    match role {
+        Role::Codec => Codec::open(policy, config.as_bytes(), &fragments.policy_tensors(0))
+            .map(|_| ())
+            .map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e)),
+        Role::Merge => try_merge(policy, config, spec, fragments),
+        Role::Pace => Ok(()),
+    }
+}
+
+/// Merges one made-up offer, the smallest fragment's.
+fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) -> Result<()> {
+    let refused = |e| Error::invalid("merge: the policy does not merge with its configuration").because(e);
+    let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).expect("there is a fragment");
+    let values = vec![1e-3; fragments.elements(p)];
+    let contribution =
+        Contribution { island: "island-0".into(), tokens: 1, steps: 1, staleness: 0, norm: norm(&values) };
+    let input = RoundInput {
+        round: Round {
+            index: (fragments.count() + p) as u64,
+            fragment: p as u32,
+            version: 0,
+            tokens_merged: 0,
+            token_budget: spec.tokens,
+        },
+        tensors: &fragments.policy_tensors(p),
+        contributions: vec![(contribution, Arc::new(Vector::from(values.clone())))],
+        parameters: &Vector::from(values),
+        state: &[],
+        memo: &[],
+    };
+    merge_round(policy, config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
+}
+
+/// Holds that the component `policy.hash`, which lies in the bucket, fits the run: its role, the contract under its configuration, the run's tensors.
+///
+/// # Errors
+/// Invalid: what does not fit. Corrupt: it is not in the bucket, or not itself. Unavailable.
+pub async fn require_fit(
+    bucket: &Bucket,
+    record: &RunRecord,
+    fragments: &Fragments,
+    runtime: &Runtime,
+    role: Role,
+    policy: &PolicyUse,
+) -> Result<()> {
+    let PolicyUse { name, hash, config } = policy;
+    if role == Role::Pace {
+        return Err(Error::invalid("role: expected codec or merge, found pace: a run has no policy of that role"));
+    }
+    if config.len() > CONFIG_BYTES_MAX {
+        let found = config.len();
+        return Err(Error::invalid(format!("config: expected at most {CONFIG_BYTES_MAX} bytes, found {found}")));
+    }
+    let object = config.is_empty() || serde_json::from_str::<serde_json::Map<_, _>>(config).is_ok();
+    if !object || config.starts_with(char::is_whitespace) {
+        return Err(Error::invalid("config: expected a JSON object, or nothing"));
+    }
+    let wasm = bucket.policy(hash).await?;
+    let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
+    require_admission(name, &loaded, role, config)?;
+    try_on(role, &loaded, config, &record.spec, fragments)
+}
+
+/// Appends the switch to the log: from round `from_round` on, or as soon as nobody is under way with another policy any more. Fitness is for the caller
+/// to see to ([`require_fit`]).
+///
+/// # Errors
+/// Invalid: the run has ended or not begun, the round has passed, or too many switches lie ahead. Unavailable; whether the switch was written then shows
+/// `tombolo status`.
+pub async fn activate(
+    bucket: &Bucket,
+    record: &RunRecord,
+    role: Role,
+    policy: &PolicyUse,
+    from_round: Option<u64>,
+) -> Result<Switch> {
+    let run = &record.spec.run;
+    let mut tail = Tail::join(bucket, Ledger::of(record)).await?;
+    let writer = format!("operator-{}", &nonce()[..8]);
+    let nonce = nonce();
+    for _ in 0..TRIES_MAX {
+        tail.advance(bucket, usize::MAX).await?;
+        let ledger = &tail.ledger;
+        // The first round that nobody can be under way with yet, whatever the role: all see one switch.
+        let next = ledger.open_rounds().end;
+        let from_round = from_round.unwrap_or(next);
+        if from_round < next && ledger.stopped.is_none() {
+            return Err(Error::invalid(format!(
+                "from-round: expected {next} or later, since earlier rounds of run {run} are closed or open; found {from_round}"
+            )));
+        }
+        let activate = Activate { role, policy: policy.clone(), from_round, failed: None };
+        let seq = ledger.next;
+        let entry = Entry {
+            format: FORMAT,
+            seq,
+            nonce: nonce.clone(),
+            writer: writer.clone(),
+            term: ledger.term,
+            body: Body::Activate(Box::new(activate)),
+        };
+        ledger.check(seq, &entry).map_err(|violation| {
+            Error::invalid(format!("run {run}: the switch does not fit into its log")).because(violation)
+        })?;
+        if bucket.append(&entry).await? == Created::Mine {
+            return Ok(Switch { seq, from_round });
+        }
+    }
+    Err(Error::unavailable(format!("run {run}: others wrote {TRIES_MAX} log entries first; try again")))
+}

@@ -1,0 +1,69 @@
+//! The policies of a run as they are used: fetched from its bucket when they are first asked for, loaded, and kept. A policy is looked up by its hash, so what
+//! lies here never changes.
+
+use super::Bucket;
+use super::record::PolicyUse;
+use crate::error::{Error, Result};
+use crate::policy::{self, Policy, Role, Runtime};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// Loaded policies. Cheap to clone; all clones share what was loaded.
+#[derive(Debug, Clone)]
+pub struct Shelf {
+    /// Where policies come from that are not here yet.
+    source: Option<(Runtime, Bucket)>,
+    loaded: Arc<Mutex<BTreeMap<String, Policy>>>,
+}
+
+impl Shelf {
+    /// An empty shelf before `bucket`.
+    pub fn new(runtime: &Runtime, bucket: &Bucket) -> Shelf {
+        Shelf { source: Some((runtime.clone(), bucket.clone())), loaded: Arc::default() }
+    }
+
+    /// A shelf with these policies, and no others.
+    pub fn holding(policies: impl IntoIterator<Item = Policy>) -> Shelf {
+        let loaded = policies.into_iter().map(|policy| (policy.hash().to_string(), policy)).collect();
+        Shelf { source: None, loaded: Arc::new(Mutex::new(loaded)) }
+    }
+
+    /// The policy, to fill `role`.
+    ///
+    /// # Errors
+    /// Unavailable: the bucket does not answer, or this machine fails; try again. Anything else: it is no policy for this role.
+    pub async fn get(&self, role: Role, which: &PolicyUse) -> Result<Policy> {
+        let known = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).get(&which.hash).cloned();
+        let policy = match known {
+            Some(policy) => policy,
+            None => {
+                let policy = self.fetch(which).await?;
+                self.loaded.lock().unwrap_or_else(PoisonError::into_inner).insert(which.hash.clone(), policy.clone());
+                policy
+            }
+        };
+        if policy.roles().contains(&role) {
+            return Ok(policy);
+        }
+        let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
+        let found = roles.join(" and ");
+        Err(Error::invalid(format!("policy {} ({}): expected a {role} policy, found {found}", which.name, which.hash)))
+    }
+
+    async fn fetch(&self, which: &PolicyUse) -> Result<Policy> {
+        let place = || format!("policy {} ({})", which.name, which.hash);
+        let Some((runtime, bucket)) = &self.source else {
+            return Err(Error::invalid(format!("{}: is not among those of this run", place())));
+        };
+        let wasm = bucket.policy(&which.hash).await?;
+        // Compiling can take a second; other tasks go on meanwhile where there are threads for it.
+        let threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
+        let load = || runtime.load(&wasm);
+        let loaded = if threads { tokio::task::block_in_place(load) } else { load() };
+        loaded.map_err(|error| {
+            let failed = matches!(error, policy::Error::Host { .. });
+            if failed { Error::unavailable(place()).because(error) } else { Error::invalid(place()).because(error) }
+        })
+    }
+}

@@ -1,0 +1,258 @@
+//! Switching policies while a run goes on: everybody at the same round, recomputed to the same bytes; and what fails is given up for what did not.
+
+use tokio::task::JoinSet;
+use tombolo::activate;
+use tombolo::bucket::record::{Activate, Body, Entry, Fate, PolicyUse};
+use tombolo::bucket::{Shelf, Tail};
+use tombolo::policy::{Policy, Role};
+use tombolo::syncer::Desk;
+
+use super::*;
+use crate::guest::{CodecText, MergeText};
+
+/// Runs two islands and a syncer over `shelf` to the end while `switches` goes on beside them; gives the ledger and every entry, all of which recompute.
+async fn switched(
+    world: &World,
+    shelf: &Shelf,
+    switches: impl AsyncFnOnce() -> Result<()>,
+) -> Result<(Ledger, Vec<Entry>)> {
+    let mut roles = JoinSet::new();
+    for name in ["a", "b"] {
+        let inner = Box::new(Constant { parameters: vec![0.0; 2], gradient: vec![0.25; 2] });
+        let mut site = Some(Site { shelf: shelf.clone(), ..world.site(name, inner, STEP) });
+        let once = move || std::future::ready(site.take().ok_or_else(|| Error::bug("one life")));
+        roles.spawn(async move { island::live(once, Drive::Virtual(STEP), std::future::pending()).await.map(|_| ()) });
+    }
+    let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
+    roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
+    switches().await?;
+    let ended = clock::timeout(Duration::from_secs(600), async {
+        while let Some(role) = roles.join_next().await {
+            role.expect("no role panics")?;
+        }
+        Ok::<(), Error>(())
+    });
+    ended.await.map_err(|_| Error::unavailable("the run did not end"))??;
+    let mut tail = Tail::new(Ledger::of(&world.record));
+    let entries = tail.advance(&world.bucket, usize::MAX).await?;
+    let entries = entries.into_iter().collect::<std::result::Result<Vec<_>, _>>().expect("no entry is void");
+    let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
+    let verified = syncer::verify(&desk, 1, |_| ()).await?;
+    assert!(verified.is_clean() && verified.same > 10, "{verified:?}");
+    Ok((tail.ledger, entries))
+}
+
+fn runtime() -> Runtime {
+    Runtime::new(Limits::default(), None).expect("the policy runtime starts")
+}
+
+/// A policy as a run names it.
+fn used(policy: &Policy, config: &str) -> PolicyUse {
+    PolicyUse { name: "another".into(), hash: policy.hash().to_string(), config: config.into() }
+}
+
+fn short(tokens: u64) -> Spec {
+    let mut spec = Spec { tokens, ..spec(2, "mean", "eta = 1\nmomentum = 0.5\nwarmup = 0\ncooldown = 0\n") };
+    // Nothing is collected, so that all of it can be looked at afterwards.
+    spec.keep.versions = 1_000;
+    spec
+}
+
+/// Rounds committed, and the policy that merged each.
+fn commits(entries: &[Entry]) -> Vec<(u64, &str)> {
+    entries
+        .iter()
+        .filter_map(|entry| match &entry.body {
+            Body::Commit(commit) => Some((commit.round, commit.merge.as_str())),
+            _ => None,
+        })
+        .collect()
+}
+
+fn switches(entries: &[Entry]) -> Vec<&Activate> {
+    entries
+        .iter()
+        .filter_map(|entry| match &entry.body {
+            Body::Activate(activate) => Some(&**activate),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Waits until this many rounds are committed.
+async fn after(world: &World, rounds: u64) -> Result<()> {
+    while world.ledger().await?.rounds_committed() < rounds {
+        clock::sleep(STEP).await;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_round_from_the_one_named_on_is_merged_by_the_other_policy_and_recomputes_to_the_same_bytes() {
+    on_virtual_time(41, async {
+        let world = world(short(3_000), 2, 2).await?;
+        let other = runtime().bundled("trimmed-mean").unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let policy = used(&other, "");
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 6).await?;
+            let switch = activate::activate(&world.bucket, &world.record, Role::Merge, &policy, Some(20)).await?;
+            assert_eq!(switch.from_round, 20);
+            let early = activate::activate(&world.bucket, &world.record, Role::Merge, &policy, Some(3)).await;
+            assert!(early.expect_err("it is closed").chain().contains("found 3"));
+            Ok(())
+        })
+        .await?;
+        let commits = commits(&entries);
+        assert!(commits.len() > 30 && commits.iter().any(|(round, _)| *round < 20));
+        for (round, merge) in commits {
+            let expected = if round < 20 { &world.record.merge.hash } else { &policy.hash };
+            assert_eq!(merge, expected, "round {round}");
+        }
+        assert_eq!((ledger.fates.refused, ledger.fates.late), (0, 0), "nobody's offer was lost for it");
+        let ended = activate::activate(&world.bucket, &world.record, Role::Merge, &policy, None).await;
+        assert!(ended.expect_err("over").chain().contains("nothing follows the end of the run"));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn every_offer_from_the_round_named_on_is_encoded_by_the_other_codec_and_none_is_refused() {
+    on_virtual_time(42, async {
+        let world = world(short(3_000), 2, 2).await?;
+        let other = runtime().bundled("int8").unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let policy = used(&other, "");
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 6).await?;
+            activate::activate(&world.bucket, &world.record, Role::Codec, &policy, None).await.map(|_| ())
+        })
+        .await?;
+        let from = switches(&entries)[0].from_round;
+        assert_eq!((ledger.fates.refused, ledger.fates.late), (0, 0));
+        let mut seen = [0, 0];
+        for entry in &entries {
+            let Body::Commit(commit) = &entry.body else { continue };
+            for offer in &commit.offers {
+                let object = world.bucket.offer_spooled(&offer.id, 1 << 20).await?;
+                let switched = offer.id.round >= from;
+                seen[usize::from(switched)] += 1;
+                let expected = if switched { &policy.hash } else { &world.record.codec.hash };
+                assert_eq!(&object.header.codec, expected, "{:?}", offer.id);
+            }
+        }
+        assert!(seen.iter().all(|&n| n > 0), "{seen:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_merge_policy_that_traps_is_given_up_and_its_round_is_redone_with_the_one_before_it() {
+    on_virtual_time(43, async {
+        let world = world(short(3_000), 2, 2).await?;
+        let bad = runtime().load(&MergeText { step: "(unreachable)", ..MergeText::default() }.wasm()).unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let policy = used(&bad, "");
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 6).await?;
+            activate::activate(&world.bucket, &world.record, Role::Merge, &policy, Some(15)).await.map(|_| ())
+        })
+        .await?;
+        let [asked, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
+        assert_eq!((asked.from_round, &asked.failed), (15, &None));
+        assert_eq!((given_up.from_round, given_up.policy.is_same(&world.record.merge)), (15, true));
+        assert!(given_up.failed.as_ref().is_some_and(|why| why.contains("trapped")), "{given_up:?}");
+        let rounds: Vec<u64> = commits(&entries).into_iter().map(|(round, _)| round).collect();
+        assert_eq!(rounds, (2..2 + rounds.len() as u64).collect::<Vec<_>>(), "no round is left out");
+        assert!(commits(&entries).iter().all(|(_, merge)| *merge == world.record.merge.hash));
+        assert_eq!((ledger.fates.refused, ledger.fates.late), (0, 0), "the offers were not at fault");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_policy_that_is_not_in_the_bucket_is_given_up_too() {
+    on_virtual_time(44, async {
+        let world = world(short(2_000), 2, 2).await?;
+        let shelf = world.shelf();
+        let absent = |name: &str| PolicyUse { name: name.into(), hash: "0".repeat(64), config: String::new() };
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 4).await?;
+            for role in [Role::Merge, Role::Codec] {
+                activate::activate(&world.bucket, &world.record, role, &absent("forged"), None).await?;
+            }
+            Ok(())
+        })
+        .await?;
+        let failed: Vec<Role> = switches(&entries).iter().filter(|s| s.failed.is_some()).map(|s| s.role).collect();
+        assert_eq!(failed.len(), 2, "{:?}", switches(&entries));
+        assert!(failed.contains(&Role::Merge) && failed.contains(&Role::Codec));
+        assert_eq!(ledger.fates.refused, 0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_island_whose_codec_traps_offers_with_the_one_before_it_and_the_run_goes_back_to_that() {
+    on_virtual_time(45, async {
+        let world = world(short(3_000), 2, 2).await?;
+        let bad = runtime().load(&CodecText { encode: "(unreachable)", ..CodecText::default() }.wasm()).unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let policy = used(&bad, "");
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 6).await?;
+            activate::activate(&world.bucket, &world.record, Role::Codec, &policy, Some(15)).await.map(|_| ())
+        })
+        .await?;
+        let [_, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
+        assert!(given_up.policy.is_same(&world.record.codec) && given_up.from_round > 15);
+        assert!(given_up.failed.as_ref().is_some_and(|why| why.contains("could not encode with it")));
+        assert_eq!(ledger.fates.refused, 0);
+        let merged = |entry: &Entry| match &entry.body {
+            Body::Commit(commit) => commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count(),
+            _ => 0,
+        };
+        assert_eq!(entries.iter().map(merged).sum::<usize>(), ledger.fates.merged as usize);
+        assert!(commits(&entries).iter().any(|(round, _)| *round > given_up.from_round), "it went on");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_state_of_one_merge_policy_is_never_handed_to_another() {
+    on_virtual_time(46, async {
+        let world = world(short(3_000), 2, 2).await?;
+        let shelf = world.shelf();
+        // The same component with another configuration is another policy: what it remembers may mean something else.
+        let hotter = PolicyUse {
+            config: r#"{"eta":0.5,"momentum":0.5,"warmup":0,"cooldown":0}"#.into(),
+            ..world.record.merge.clone()
+        };
+        let (_, entries) = switched(&world, &shelf, async || {
+            after(&world, 6).await?;
+            activate::activate(&world.bucket, &world.record, Role::Merge, &hotter, Some(20)).await.map(|_| ())
+        })
+        .await?;
+        // With eta 1 and momentum 0.5 (Nesterov) the first step from no state is 1.5 times the mean, later ones up to twice; half of that
+        // with eta 0.5.
+        let ratio = |round: u64| {
+            let commit = entries.iter().find_map(|entry| match &entry.body {
+                Body::Commit(commit) if commit.round == round => Some(commit),
+                _ => None,
+            });
+            let outer = commit.expect("it was committed").outer;
+            outer.step_norm / outer.delta_norm
+        };
+        assert!((ratio(2) - 1.5).abs() < 1e-3, "{}", ratio(2));
+        assert!(ratio(18) > 1.9, "{}", ratio(18));
+        assert!((ratio(20) - 0.75).abs() < 1e-3 && (ratio(21) - 0.75).abs() < 1e-3, "{} {}", ratio(20), ratio(21));
+        assert!(ratio(30) > 0.95, "{}", ratio(30));
+        Ok(())
+    })
+    .unwrap();
+}
