@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use support::server::{Server, azurite, servers};
 use support::store::on_server;
 use support::tape::{Fates, Tape};
 use tombolo::bucket::Bucket;
+use tombolo::bucket::record::{Body, Entry};
 
 fn number(report: &Value, field: &str) -> f64 {
     report[field].as_f64().unwrap_or_else(|| panic!("{field} is a number in {report}"))
@@ -293,4 +295,65 @@ fn a_whole_run_on_azure_blob_storage_trains_as_on_a_local_directory() {
         // Azurite answers on one thread, so rounds come further apart than on other servers: 51 to 64 with the others' tokens.
         whole_run_on(server, 2 * TOKENS);
     }
+}
+
+#[test]
+fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_and_a_bad_one_is_refused() {
+    let workshop = Workshop::new("run = \"small\"\ntokens = 1_000_000_000", MEDIUM);
+    let mut running = workshop.start("run spec.toml --bucket file:bucket --out out");
+    running.until("some rounds", |_| (workshop.log_entries() > 20).then_some(()));
+    let refused = |arguments: &str, why: &str| {
+        let ended = workshop.run(&format!("policy activate file:bucket {arguments}"));
+        assert!(ended.error(2).contains(why), "{arguments}: {}", ended.stderr);
+    };
+    refused("--role merge --policy int8", "has no role merge");
+    refused("--role pace --policy adaptive-grace", "a run has no policy of that role");
+    refused("--role merge --policy nobody.wasm", "nobody.wasm");
+    refused("--role merge --policy median --config 7", "expected a JSON object");
+    refused("--role merge --policy median --config {\"eta\":-1}", "eta");
+    refused("--role merge --policy median --from-round 1", "from-round: expected");
+    fs::write(workshop.path("text.wasm"), "no component").expect("a file");
+    refused("--role merge --policy text.wasm", "not a policy");
+    let before = tape(&workshop.bucket());
+    assert!(before.entries().iter().all(|entry| !matches!(entry.body, Body::Activate(_))), "nothing was switched");
+
+    let said =
+        workshop.run_well("policy activate file:bucket --role merge --policy median --config {\"eta\":0.5}").stdout;
+    assert!(said.contains("merge policy median"), "{said}");
+    workshop.run_well("policy activate file:bucket --role codec --policy int8");
+    let switched = |entries: &[Entry]| {
+        let rounds = entries.iter().filter_map(|entry| match &entry.body {
+            Body::Activate(switch) => Some(switch.from_round),
+            _ => None,
+        });
+        rounds.max()
+    };
+    running.until("rounds after both", |_| {
+        let tape = tape(&workshop.bucket());
+        let from = switched(tape.entries())?;
+        tape.commits().last().is_some_and(|commit| commit.round > from + 8).then_some(())
+    });
+    let shadow = workshop.run_well("policy shadow file:bucket --merge mean --rounds 5").stdout;
+    assert!(shadow.contains("5 rounds, 0 to the same bytes, 0 failed"), "{shadow}");
+    let status = workshop.run_well("status file:bucket").stdout;
+    assert!(status.contains("merge: median") && status.contains("{\"eta\":0.5} since round"), "{status}");
+    assert!(status.contains("codec: int8"), "{status}");
+    signal(running.pid(), "INT");
+    running.end().well();
+    let tape = tape(&workshop.bucket());
+    tape.assert_is_a_ledger();
+    let policies: BTreeSet<&str> = tape.commits().map(|commit| commit.merge.as_str()).collect();
+    assert_eq!(policies.len(), 2, "some rounds by each");
+    assert_eq!(tape.fates().refused, 0);
+    let verified = workshop.run_well("verify file:bucket").stdout;
+    assert!(verified.contains(" 0 void;") && verified.contains(" 0 wrong,"), "{verified}");
+    let last = tape.commits().last().expect("a commit").round;
+    let replay = |merge: &str| {
+        let rounds = format!("{}..{last}", last - 3);
+        workshop.run_well(&format!("policy replay file:bucket --merge {merge} --rounds {rounds}")).stdout
+    };
+    assert!(replay("median --config {\"eta\":0.5}").contains("4 rounds, 4 to the same bytes, 0 failed"));
+    assert!(replay("mean").contains("4 rounds, 0 to the same bytes, 0 failed"));
+    let ledger = workshop.run_well("ledger file:bucket").stdout;
+    assert!(ledger.contains("merge policy median") && ledger.contains("codec policy int8"), "{ledger}");
 }

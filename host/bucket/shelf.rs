@@ -29,6 +29,11 @@ impl Shelf {
         Shelf { source: None, loaded: Arc::new(Mutex::new(loaded)) }
     }
 
+    /// Puts a policy there.
+    pub fn put(&self, policy: Policy) {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).insert(policy.hash().to_string(), policy);
+    }
+
     /// The policy, to fill `role`.
     ///
     /// # Errors

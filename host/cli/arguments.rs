@@ -302,6 +302,46 @@ pub enum PolicyCommand {
     New(PolicyNewArguments),
     /// Switch a run to another policy, from a round on, while it goes on: every island and syncer at the same round
     Activate(PolicyActivateArguments),
+    /// Merge rounds that were committed again under another policy, and print how its steps differ; nothing is written
+    Replay(PolicyReplayArguments),
+    /// Let a merge policy follow a run in the shadow of the active one: the next rounds are merged with it, too, and nothing is written
+    Shadow(PolicyShadowArguments),
+}
+
+/// A merge policy that is tried on real rounds.
+#[derive(Debug, Clone, Args)]
+pub struct CandidateArguments {
+    /// The merge policy: a bundled one's name, a component's file, or the hash of one in the bucket
+    #[arg(long, value_name = "POLICY")]
+    pub merge: String,
+    /// Its configuration (default: none, which means the policy's own defaults)
+    #[arg(long, value_name = "JSON")]
+    pub config: Option<String>,
+    /// One JSON object a round, with every tensor, instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyReplayArguments {
+    #[command(flatten)]
+    pub target: Target,
+    #[command(flatten)]
+    pub candidate: CandidateArguments,
+    /// The rounds: A..B, both included; those whose offers have been collected are left out (default: all)
+    #[arg(long, value_name = "A..B", value_parser = super::replay::range)]
+    pub rounds: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyShadowArguments {
+    #[command(flatten)]
+    pub target: Target,
+    #[command(flatten)]
+    pub candidate: CandidateArguments,
+    /// Rounds to follow
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub rounds: u64,
 }
 
 #[derive(Debug, Clone, Args)]

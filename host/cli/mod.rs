@@ -18,6 +18,7 @@ mod doctor;
 mod export;
 mod fleet;
 mod policy;
+mod replay;
 mod role;
 mod run;
 mod status;

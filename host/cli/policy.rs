@@ -3,7 +3,7 @@
 use super::arguments::{PolicyActivateArguments, PolicyCheckArguments, PolicyCommand};
 use super::assembly::{Run, policy_runtime};
 use super::role::location;
-use super::template;
+use super::{replay, template};
 use crate::activate::{self, require_fit};
 use crate::bucket::record::PolicyUse;
 use crate::clock;
@@ -19,6 +19,8 @@ pub async fn command(command: &PolicyCommand) -> Result<()> {
         PolicyCommand::Check(arguments) => tokio::task::block_in_place(|| check(arguments)),
         PolicyCommand::New(arguments) => template::command(arguments),
         PolicyCommand::Activate(arguments) => activate(arguments).await,
+        PolicyCommand::Replay(arguments) => replay::replay_command(arguments).await,
+        PolicyCommand::Shadow(arguments) => replay::shadow_command(arguments).await,
     }
 }
 
@@ -110,7 +112,10 @@ async fn activate(arguments: &PolicyActivateArguments) -> Result<()> {
 }
 
 /// The bytes of a file, if they are not more than a component may have.
-fn read(file: &str) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// Invalid.
+pub fn read(file: &str) -> Result<Vec<u8>> {
     let unreadable = |e| {
         let known = crate::policy::bundled_names().join(", ");
         Error::invalid(format!("{file}: cannot be read; expected a component's file or a bundled policy ({known})"))

@@ -80,58 +80,86 @@ async fn current(desk: &Desk, ledger: &Ledger, verified: &mut Verified) {
     }
 }
 
-/// Merges the offers of `commit` again on what it extends.
-async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
-    let p = before.fragment_of(commit.round);
-    let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.base).await?;
-    let (mut state, mut memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
-    if !before.active.keeps_state(commit.base.round, commit.round) {
-        (state, memo) = (Vec::new(), Vec::new());
-    }
-    let active = before.active.at(Role::Merge, commit.round);
-    let policy = desk.shelf.get(Role::Merge, active).await?;
-    let took_part = |o: &&OfferRecord| {
-        o.id.round == commit.round
-            && match &o.fate {
-                Fate::Merged => true,
-                Fate::Refused(reason) => reason == NO_WEIGHT,
-                Fate::Late | Fate::Superseded => false,
-            }
-    };
-    let mut contributions = Vec::new();
-    for record in commit.offers.iter().filter(took_part) {
-        let object = desk.bucket.offer_spooled(&record.id, offer_bytes_max(desk, p)).await?;
-        if object.header.hash != record.hash {
-            return Err(Error::corrupt(format!(
-                "the offer of {}: expected content {}, found {}",
-                record.id.island, record.hash, object.header.hash
-            )));
+/// What a commit was merged from.
+pub(super) struct Tape {
+    /// Its fragment.
+    pub p: usize,
+    /// Which round, as its policy was told.
+    pub round: Round,
+    /// Θ before it.
+    pub parameters: Vector,
+    /// The outer optimiser's slots, as the policy that was active read them.
+    pub state: Vec<Vector>,
+    /// And its memo.
+    pub memo: Vec<u8>,
+    /// Facts and decoded pseudo-gradient of every offer that took part, in order of island.
+    pub contributions: Vec<(Contribution, Arc<Vector>)>,
+}
+
+impl Tape {
+    /// Reads what `commit` names; `before` is what the log said before it.
+    ///
+    /// # Errors
+    /// Unavailable: something has been collected. Corrupt: something is not what the log names.
+    pub async fn read(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<Tape> {
+        let p = before.fragment_of(commit.round);
+        let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.base).await?;
+        let (mut state, mut memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
+        if !before.active.keeps_state(commit.base.round, commit.round) {
+            (state, memo) = (Vec::new(), Vec::new());
         }
-        let OfferHeader { codec, codec_config, .. } = &object.header;
-        let codec = before.active.find(Role::Codec, commit.round, codec, codec_config);
-        let codec = codec.ok_or_else(|| {
-            Error::corrupt(format!("the offer of {}: its codec is not one of the run's", record.id.island))
-        })?;
-        let codec = (&desk.shelf.get(Role::Codec, codec).await?, codec.config.as_bytes());
-        let (values, _) = decode(&object, codec, &desk.tensors[p])?
-            .map_err(|reason| Error::corrupt(format!("the offer of {}: {reason}", record.id.island)))?;
-        let facts = Contribution {
-            island: record.id.island.clone(),
-            tokens: record.tokens,
-            steps: record.steps,
-            staleness: before.staleness(commit.round, record.base).unwrap_or(0) as u32,
-            norm: record.norm,
+        let took_part = |o: &&OfferRecord| {
+            o.id.round == commit.round
+                && match &o.fate {
+                    Fate::Merged => true,
+                    Fate::Refused(reason) => reason == NO_WEIGHT,
+                    Fate::Late | Fate::Superseded => false,
+                }
         };
-        contributions.push((facts, Arc::new(values)));
-    }
-    let input = RoundInput {
-        round: Round {
+        let mut contributions = Vec::new();
+        for record in commit.offers.iter().filter(took_part) {
+            let object = desk.bucket.offer_spooled(&record.id, offer_bytes_max(desk, p)).await?;
+            if object.header.hash != record.hash {
+                return Err(Error::corrupt(format!(
+                    "the offer of {}: expected content {}, found {}",
+                    record.id.island, record.hash, object.header.hash
+                )));
+            }
+            let OfferHeader { codec, codec_config, .. } = &object.header;
+            let codec = before.active.find(Role::Codec, commit.round, codec, codec_config);
+            let codec = codec.ok_or_else(|| {
+                Error::corrupt(format!("the offer of {}: its codec is not one of the run's", record.id.island))
+            })?;
+            let codec = (&desk.shelf.get(Role::Codec, codec).await?, codec.config.as_bytes());
+            let (values, _) = decode(&object, codec, &desk.tensors[p])?
+                .map_err(|reason| Error::corrupt(format!("the offer of {}: {reason}", record.id.island)))?;
+            let facts = Contribution {
+                island: record.id.island.clone(),
+                tokens: record.tokens,
+                steps: record.steps,
+                staleness: before.staleness(commit.round, record.base).unwrap_or(0) as u32,
+                norm: record.norm,
+            };
+            contributions.push((facts, Arc::new(values)));
+        }
+        let round = Round {
             index: commit.round,
             fragment: p as u32,
             version: before.merges_of(p),
             tokens_merged: before.tokens(),
             token_budget: desk.record.spec.tokens,
-        },
+        };
+        Ok(Tape { p, round, parameters, state, memo, contributions })
+    }
+}
+
+/// Merges the offers of `commit` again on what it extends.
+async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
+    let Tape { p, round, parameters, state, memo, contributions } = Tape::read(desk, before, commit).await?;
+    let active = before.active.at(Role::Merge, commit.round);
+    let policy = desk.shelf.get(Role::Merge, active).await?;
+    let input = RoundInput {
+        round,
         tensors: &desk.tensors[p],
         contributions,
         parameters: &parameters,

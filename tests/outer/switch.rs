@@ -1,11 +1,12 @@
 //! Switching policies while a run goes on: everybody at the same round, recomputed to the same bytes; and what fails is given up for what did not.
 
+use futures::StreamExt;
 use tokio::task::JoinSet;
 use tombolo::activate;
 use tombolo::bucket::record::{Activate, Body, Entry, Fate, PolicyUse};
 use tombolo::bucket::{Shelf, Tail};
 use tombolo::policy::{Policy, Role};
-use tombolo::syncer::Desk;
+use tombolo::syncer::{Desk, Replayed, Rounds};
 
 use super::*;
 use crate::guest::{CodecText, MergeText};
@@ -252,6 +253,71 @@ fn the_state_of_one_merge_policy_is_never_handed_to_another() {
         assert!(ratio(18) > 1.9, "{}", ratio(18));
         assert!((ratio(20) - 0.75).abs() < 1e-3 && (ratio(21) - 0.75).abs() < 1e-3, "{} {}", ratio(20), ratio(21));
         assert!(ratio(30) > 0.95, "{}", ratio(30));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn rounds_replayed_under_their_own_policy_give_the_same_bytes_and_under_another_they_differ() {
+    on_virtual_time(47, async {
+        let world = world(short(2_000), 2, 2).await?;
+        let other = runtime().bundled("trimmed-mean").unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let (ledger, entries) = switched(&world, &shelf, async || Ok(())).await?;
+        let before = world.bucket.store().list(None).count().await;
+        let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
+        let mut replayed = Vec::new();
+        let all = Rounds::Past { first: 0, last: u64::MAX };
+        let gone = syncer::replay(&desk, &world.record.merge, all, |round| replayed.push(round)).await?;
+        assert_eq!((gone, replayed.len()), (0, ledger.rounds_committed() as usize));
+        assert!(replayed.iter().all(|round| round.same && round.failed.is_none()), "{replayed:?}");
+        let mut replayed = Vec::new();
+        let some = Rounds::Past { first: 5, last: 8 };
+        syncer::replay(&desk, &used(&other, r#"{"outer":"sgd","eta":1,"cooldown":0}"#), some, |round| {
+            replayed.push(round);
+        })
+        .await?;
+        let rounds: Vec<u64> = replayed.iter().map(|round| round.round).collect();
+        assert_eq!(rounds, [5, 6, 7, 8]);
+        for round in &replayed {
+            // Plain SGD takes the mean itself; what was committed is ahead of that by its momentum.
+            let commit = entries.iter().find_map(|entry| match &entry.body {
+                Body::Commit(commit) if commit.round == round.round => Some(commit.outer),
+                _ => None,
+            });
+            let outer = commit.expect("it was committed");
+            let [tensor] = &round.tensors[..] else { panic!("one tensor a fragment: {round:?}") };
+            assert!((tensor.candidate_norm - f64::from(outer.delta_norm)).abs() < 1e-6, "{round:?}");
+            assert!((tensor.committed_norm - f64::from(outer.step_norm)).abs() < 1e-6, "{round:?}");
+            let expected = f64::from(outer.step_norm - outer.delta_norm);
+            assert!((tensor.difference_norm - expected).abs() < 1e-6 && !round.same, "{round:?}");
+        }
+        assert_eq!(world.bucket.store().list(None).count().await, before, "nothing was written");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_candidate_in_the_shadow_that_traps_is_reported_and_the_run_never_hears_of_it() {
+    on_virtual_time(48, async {
+        let world = world(short(2_000), 2, 2).await?;
+        let bad = runtime().load(&MergeText { step: "(unreachable)", ..MergeText::default() }.wasm()).unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let mut replayed = Vec::new();
+        let (ledger, entries) = switched(&world, &shelf, async || {
+            after(&world, 3).await?;
+            let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
+            syncer::replay(&desk, &used(&bad, ""), Rounds::Next(5), |round| replayed.push(round)).await.map(|_| ())
+        })
+        .await?;
+        let rounds: Vec<u64> = replayed.iter().map(|round| round.round).collect();
+        assert_eq!(rounds.len(), 5);
+        assert!(rounds.windows(2).all(|pair| pair[1] == pair[0] + 1), "{rounds:?}");
+        let trapped = |round: &Replayed| round.failed.as_ref().is_some_and(|why| why.contains("trapped"));
+        assert!(replayed.iter().all(trapped), "{replayed:?}");
+        assert!(switches(&entries).is_empty() && ledger.fates.refused == 0);
         Ok(())
     })
     .unwrap();
