@@ -18,12 +18,14 @@ pub mod payload;
 pub mod provision;
 mod rate;
 pub mod record;
+mod resume;
 mod run;
 mod spool;
 mod tail;
 mod tensors;
 
 pub use create::{Created, create};
+pub use deadline::Deadlines;
 pub use key::{Keys, OfferId};
 pub use ledger::{Account, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;

@@ -6,12 +6,12 @@ use super::export::current_ledger;
 use super::role::location;
 use crate::bucket::Ledger;
 use crate::bucket::record::{Body, Card, Entry, Fate, Progress};
-use crate::clock::{self, Duration};
+use crate::clock;
 use crate::error::Result;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long a heartbeat may take to move before its island is called silent.
-const LOOK: Duration = Duration::from_millis(2500);
+/// Beats within which a heartbeat has to move, or its island is called silent.
+const LOOK_BEATS: u32 = 5;
 /// Rounds whose participants are shown.
 const LAST_ROUNDS: usize = 8;
 
@@ -79,7 +79,7 @@ async fn show(run: &Run) -> Result<()> {
     }
     let before = cards(run).await?;
     if ledger.stopped.is_none() && !before.is_empty() {
-        clock::sleep(LOOK).await;
+        clock::sleep(run.beat_every * LOOK_BEATS).await;
     }
     let after = cards(run).await?;
     // Read after the heartbeats, so that nothing that they have read is missing.

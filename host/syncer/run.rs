@@ -95,7 +95,7 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let tail = Tail::join(&desk.bucket, empty).await?;
     let mut syncer = Syncer {
         tail,
-        machine: Machine::new(rules),
+        machine: Machine::new(rules, desk.beat_every),
         cards: Arc::default(),
         incarnations: Arc::default(),
         office: Arc::default(),
