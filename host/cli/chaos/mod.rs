@@ -166,13 +166,15 @@ impl Chaos {
 
     /// Takes in a log entry that is valid.
     pub fn entry(&mut self, entry: &Entry, board: &Board) {
-        let (Some(began), Body::Commit(commit)) = (self.began, &entry.body) else { return };
+        let Some(began) = self.began else { return };
         let now = clock::now();
-        if self.measured.is_none() {
-            self.merged.0 += 1;
-            self.merged.1 += commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count() as u64;
+        if let Body::Commit(commit) = &entry.body {
+            if self.measured.is_none() {
+                self.merged.0 += 1;
+                self.merged.1 += commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count() as u64;
+            }
+            self.rounds_after_blow += 1;
         }
-        self.rounds_after_blow += 1;
         let (healed, open) = std::mem::take(&mut self.wounds).into_iter().partition(|wound| wound.cure.is_in(entry));
         self.wounds = open;
         let healed: Vec<Wound> = healed;
