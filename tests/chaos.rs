@@ -26,7 +26,7 @@ use tombolo::bucket::{Bucket, Ledger, Tail};
 /// More than any run here merges: each is ended by its command or by its test.
 const TOKENS: u64 = 1_000_000_000;
 
-/// Time under fire on each server; two servers, and so a minute in all.
+/// Time under fire on each server; there are two or three.
 const SECONDS: u64 = 30;
 
 fn seed() -> u64 {

@@ -60,7 +60,7 @@ async fn world(mut spec: Spec, tensors: usize, islands: usize) -> Result<World> 
     };
     let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
     bucket.start(&fragments, &vec![0.0; tensors], 1, "test").await?;
-    Ok(World { bucket, record, layout, fragments, codec, merge, steps: vec![STEP; islands] })
+    Ok(World { bucket, record, layout, fragments, codec, merge, others: Vec::new(), steps: vec![STEP; islands] })
 }
 
 fn spec(fragments: usize, merge: &str, config: &str) -> Spec {

@@ -173,7 +173,7 @@ fn an_island_that_comes_back_goes_on_in_its_data_where_its_last_heartbeat_was() 
 #[test]
 fn the_checkers_find_every_forgery_in_a_bucket() {
     type Forge = fn(&mut Value);
-    let forgeries: [(&str, Forge, &str); 7] = [
+    let forgeries: [(&str, Forge, &str); 8] = [
         ("commit", |e| e["offers"][0]["tokens"] = 1.into(), "the fragment has"),
         ("commit", |e| e["base"]["hash"] = "ab".repeat(32).into(), "it extends"),
         ("commit", |e| e["round"] = (e["round"].as_u64().unwrap() + 1).into(), "is committed after"),
@@ -195,6 +195,7 @@ fn the_checkers_find_every_forgery_in_a_bucket() {
             "already",
         ),
         ("commit", |e| e["offers"][0]["base"] = 0.into(), "were merged in round"),
+        ("commit", |e| e["merge"] = "ab".repeat(32).into(), "is merged by"),
         ("card", |e| e["progress"]["lost"] = 1_000_000.into(), "come to"),
     ];
     let runtime = runtime();

@@ -6,7 +6,7 @@
 //!
 //! A policy that fails is given up: the entry that puts another in its place says why, and [`Active::candidates`] never comes back to it by itself.
 
-use super::record::{Activate, PolicyUse};
+use super::record::{Activate, Failed, PolicyUse};
 use crate::policy::Role;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,8 +21,8 @@ pub(super) const AHEAD_MAX: usize = 16;
 pub struct Chosen {
     /// The policy and its configuration.
     pub policy: PolicyUse,
-    /// Why the one before it was given up, if it failed.
-    pub failed: Option<String>,
+    /// The policy that it took the place of, if that failed.
+    pub failed: Option<Failed>,
 }
 
 /// The policies of a run by role, and by the first round that they fill it in.
@@ -91,9 +91,7 @@ impl Active {
         let mut before: Vec<&PolicyUse> = Vec::new();
         let mut given_up: Vec<&PolicyUse> = Vec::new();
         for (_, chosen) in self.filled(role).range(..=round) {
-            if chosen.failed.is_some() {
-                given_up.extend(before.last().copied());
-            }
+            given_up.extend(chosen.failed.as_ref().map(|failed| &failed.policy));
             before.push(&chosen.policy);
         }
         let mut candidates = vec![active];
@@ -148,7 +146,8 @@ mod tests {
     }
 
     fn switch(active: &mut Active, name: &str, from_round: u64, failed: bool) {
-        let failed = failed.then(|| "it trapped".to_string());
+        let given_up = active.at(Role::Merge, from_round).clone();
+        let failed = failed.then(|| Failed { policy: given_up, why: "it trapped".into() });
         active.take(&Activate { role: Role::Merge, policy: policy(name), from_round, failed });
     }
 
@@ -181,6 +180,14 @@ mod tests {
         assert!(active.keeps_state(9, 30), "a's state is a's again, where no other made one since");
         switch(&mut active, "b", 40, false);
         assert_eq!(names(&active, 40), "ba", "an operator may try again");
+
+        // Given up at the very round from which on it was to count, so that nothing of it is left in between.
+        let mut active = Active::new(&policy("c"), &policy("a"));
+        switch(&mut active, "b", 10, false);
+        switch(&mut active, "a", 10, true);
+        assert_eq!(names(&active, 10), "a");
+        switch(&mut active, "d", 20, false);
+        assert_eq!(names(&active, 20), "da", "a has never failed");
     }
 
     #[test]

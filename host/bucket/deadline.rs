@@ -2,12 +2,13 @@
 //! ends a transfer that is slow but moves, on every try, for ever.
 //!
 //! - A request without a large body has [`STALL`] for its answer, tries of the client included.
-//! - A download has that for each piece: as long as bytes come it goes on.
+//! - A download has that for each piece: as long as bytes come it goes on, and where they stop the rest is asked for (`resume.rs`).
 //! - An upload shows no progress before it is over, so it has STALL plus [`SLACK`] times what its size takes at the measured speed. A missed
 //!   deadline quarters the measured speed, so a link that has become slow gets its time after a few tries; a finished upload is averaged in.
 //!
 //! A deadline that is missed says nothing of what the store has done: the object may be there. Whoever creates reads back (`create.rs`).
 
+use super::resume::resumed;
 use crate::clock::{self, Duration};
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -85,7 +86,16 @@ fn moving<T: Send + 'static>(stream: BoxStream<'static, Result<T>>) -> BoxStream
     .boxed()
 }
 
-/// A store with deadlines on every call.
+/// An answer in time, whose body moves.
+async fn timed(store: Arc<dyn ObjectStore>, location: Path, options: GetOptions) -> Result<GetResult> {
+    let found = answered(store.get_opts(&location, options)).await?;
+    let (meta, range, attributes, extensions) =
+        (found.meta.clone(), found.range.clone(), found.attributes.clone(), found.extensions.clone());
+    let payload = GetResultPayload::Stream(moving(found.into_stream()));
+    Ok(GetResult { payload, meta, range, attributes, extensions })
+}
+
+/// A store with deadlines on every call, and downloads that go on where they broke off.
 pub struct Deadlines {
     store: Arc<dyn ObjectStore>,
     speed: Arc<Speed>,
@@ -123,10 +133,12 @@ impl ObjectStore for Deadlines {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let found = answered(self.store.get_opts(location, options)).await?;
+        let found = timed(self.store.clone(), location.clone(), options.clone()).await?;
         let (meta, range, attributes, extensions) =
             (found.meta.clone(), found.range.clone(), found.attributes.clone(), found.extensions.clone());
-        let payload = GetResultPayload::Stream(moving(found.into_stream()));
+        let (store, location) = (self.store.clone(), location.clone());
+        let again = move |options| timed(store.clone(), location.clone(), options);
+        let payload = GetResultPayload::Stream(resumed(found, options, again));
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 

@@ -91,12 +91,17 @@ impl Report {
     }
 }
 
-/// Tries everything that the protocol relies on, tells each finding as it comes, and removes what it wrote.
+/// Tries everything that the protocol relies on, tells each finding as it comes, and removes what it wrote. Objects are overwritten every
+/// `beat_every`, as those of islands and syncers are in this store ([`Location::beat_every`](super::Location::beat_every)).
 ///
 /// # Errors
 /// Unavailable: the store does not answer, or stopped answering. Invalid: there is no such bucket, or it refuses the credentials.
-pub async fn examine(store: &Arc<dyn ObjectStore>, mut tell: impl FnMut(&Finding)) -> Result<Report> {
-    let mut examination = Examination::new(store.clone());
+pub async fn examine(
+    store: &Arc<dyn ObjectStore>,
+    beat_every: Duration,
+    mut tell: impl FnMut(&Finding),
+) -> Result<Report> {
+    let mut examination = Examination::new(store.clone(), beat_every);
     let mut findings = Vec::new();
     let outcome = all(&mut examination, &mut findings, &mut tell).await;
     // Also after a store that has stopped answering: it may have come back.

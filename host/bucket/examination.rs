@@ -41,15 +41,12 @@ const LARGE_BYTES: usize = 4 << 20;
 const PART_BYTES: usize = 5 << 20;
 /// Bytes of the object that is written in parts: one whole part and a shorter one.
 const PARTED_BYTES: usize = PART_BYTES + (256 << 10);
-/// Time between two overwrites of one object: as often as islands and syncers put their beats. Some stores (R2, Google's) allow one
-/// overwrite a second and put off the others, so faster ones would say nothing of how a run goes there.
-const BEAT_EVERY: Duration = Duration::from_millis(500);
 /// Versions of one object that are each read back, and beats of the check on liveness.
 const OVERWRITES: u64 = 6;
 /// Time between two looks of its reader.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A beat that has not moved for so long is taken for a dead syncer's (five beats of half a second).
-const STILL_MAX: Duration = Duration::from_millis(2500);
+/// Beats after which one that has not moved is taken for a dead syncer's.
+const STILL_BEATS_MAX: u32 = 5;
 
 /// Why a check did not end well.
 pub(super) enum Trouble {
@@ -126,6 +123,8 @@ fn large(bytes: usize) -> Bytes {
 /// One examination under way.
 pub(super) struct Examination {
     store: Arc<dyn ObjectStore>,
+    /// Time between two overwrites of one object.
+    beat_every: Duration,
     keys: DoctorKeys,
     /// Every key that was written to, or tried to be.
     written: Mutex<BTreeSet<Path>>,
@@ -137,9 +136,10 @@ pub(super) struct Examination {
 
 impl Examination {
     /// An examination with a nonce of its own, which has not begun.
-    pub(super) fn new(store: Arc<dyn ObjectStore>) -> Examination {
+    pub(super) fn new(store: Arc<dyn ObjectStore>, beat_every: Duration) -> Examination {
         Examination {
             store,
+            beat_every,
             keys: DoctorKeys::new(&nonce()),
             written: Mutex::new(BTreeSet::new()),
             puts: Vec::new(),
@@ -243,7 +243,7 @@ impl Examination {
         let key = self.mark(self.keys.single("card"));
         for version in 0..OVERWRITES {
             if version > 0 {
-                clock::sleep(BEAT_EVERY).await;
+                clock::sleep(self.beat_every).await;
             }
             let body = small(&key, version);
             if self.put_and_get(&key, &body).await? != body {
@@ -338,7 +338,7 @@ impl Examination {
         self.store.put(&key, Bytes::from("0").into()).await?;
         let writer = async {
             for counter in 1..=OVERWRITES {
-                clock::sleep(BEAT_EVERY).await;
+                clock::sleep(self.beat_every).await;
                 self.store.put(&key, Bytes::from(counter.to_string()).into()).await?;
             }
             Ok::<_, Trouble>(())
@@ -358,10 +358,10 @@ impl Examination {
                 if counter > last {
                     (last, moved, seen) = (counter, now, seen + 1);
                 }
-                if now - moved > STILL_MAX {
+                if now - moved > self.beat_every * STILL_BEATS_MAX {
                     return wrong(format!(
                         "its writer overwrote it every {} ms, and for {:.0} ms a reader saw it stand still",
-                        BEAT_EVERY.as_millis(),
+                        self.beat_every.as_millis(),
                         clock::ms(now - moved)
                     ));
                 }

@@ -449,12 +449,15 @@ impl Ledger {
         rule(possible.contains(from), "a switch is ahead of the rounds that it would change", &possible, from)?;
         let ahead = self.active.ahead(*role, self.next_round).filter(|(round, _)| round != from).count();
         rule(ahead < AHEAD_MAX, "few switches lie ahead", &AHEAD_MAX, &(ahead + 1))?;
-        rule(is_hash(&policy.hash), "a policy is named by its hash", &"SHA-256", &policy.hash)?;
-        let object = policy.config.is_empty() || policy.config.starts_with('{');
-        let fits = object && policy.config.len() <= CONFIG_BYTES_MAX;
-        rule(fits, "a configuration is a JSON object of bounded size", &CONFIG_BYTES_MAX, &policy.config.len())?;
-        let words = policy.name.len().max(failed.as_ref().map_or(0, String::len));
-        rule(words <= WORDS_MAX, "names and reasons are of bounded size", &WORDS_MAX, &words)
+        for policy in std::iter::once(policy).chain(failed.as_ref().map(|failed| &failed.policy)) {
+            rule(is_hash(&policy.hash), "a policy is named by its hash", &"SHA-256", &policy.hash)?;
+            let object = policy.config.is_empty() || policy.config.starts_with('{');
+            let fits = object && policy.config.len() <= CONFIG_BYTES_MAX;
+            rule(fits, "a configuration is a JSON object of bounded size", &CONFIG_BYTES_MAX, &policy.config.len())?;
+            rule(policy.name.len() <= WORDS_MAX, "a name is of bounded size", &WORDS_MAX, &policy.name.len())?;
+        }
+        let why = failed.as_ref().map_or(0, |failed| failed.why.len());
+        rule(why <= WORDS_MAX, "a reason is of bounded size", &WORDS_MAX, &why)
     }
 
     /// The first round in which another policy can fill `role`: for a codec, the first that nobody may offer for yet.

@@ -1,12 +1,21 @@
 //! Where a bucket is, as a user names it: `file:DIR`, `memory:`, `s3://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `gs://BUCKET/PREFIX`. Credentials
 //! stand in the usual environment variables and go to the store's client (`client`) only; a URL holds none.
 
+use crate::clock::Duration;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::path::PathBuf;
 
 /// What a bucket's URL may look like.
 pub(super) const FORMS: &str = "file:DIR, memory:, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX";
+
+/// Time between two heartbeats of an island or a syncer.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// The same in stores that take about one overwrite of an object a second and refuse or put off what is more: half as often as they say that they
+/// allow, since a beat that is tried again counts, too.
+const BEAT_RARELY_EVERY: Duration = Duration::from_secs(2);
+/// What the hosts of Cloudflare R2 end with.
+const R2_HOSTS: &str = ".r2.cloudflarestorage.com";
 
 /// A bucket as a user names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +107,19 @@ impl Location {
         Ok(matches!(self.place()?, Place::Memory | Place::File(_)))
     }
 
+    /// Time between two heartbeats in this bucket: what a store allows, so the same for all who meet there.
+    ///
+    /// # Errors
+    /// Invalid: the URL is not one of the known forms, or the endpoint is no URL of a server.
+    pub fn beat_every(&self) -> Result<Duration> {
+        let rarely = match self.place()? {
+            Place::Google(_) => true,
+            Place::S3(_) => self.s3_endpoint()?.is_some_and(|endpoint| is_r2(&endpoint)),
+            Place::File(_) | Place::Memory | Place::Azure(_) => false,
+        };
+        Ok(if rarely { BEAT_RARELY_EVERY } else { BEAT_EVERY })
+    }
+
     /// The endpoint that was given, checked.
     ///
     /// # Errors
@@ -125,6 +147,10 @@ impl Location {
         std::env::var(name)
             .map_err(|_| Error::invalid(format!("{}: the environment variable {name} is not set", self.url)))
     }
+}
+
+fn is_r2(endpoint: &str) -> bool {
+    url::Url::parse(endpoint).is_ok_and(|url| url.host_str().is_some_and(|host| host.ends_with(R2_HOSTS)))
 }
 
 fn checked(endpoint: String) -> Result<String> {
@@ -166,6 +192,23 @@ mod tests {
         for url in ["", "http://b/x", "s3://", "az:///x", "gs:///"] {
             let error = place(url).unwrap_err();
             assert!(error.to_string().contains("expected"), "{url}: {error}");
+        }
+    }
+    #[test]
+    fn hearts_beat_rarely_where_an_object_can_be_overwritten_once_a_second() {
+        let r2 = "https://0a1b.r2.cloudflarestorage.com";
+        for (url, endpoint, ms) in [
+            ("gs://b/x", None, 2000),
+            ("s3://b", Some(r2), 2000),
+            ("s3://b", Some("https://0a1b.eu.r2.cloudflarestorage.com:443/"), 2000),
+            ("s3://b", Some("http://127.0.0.1:9000"), 500),
+            ("s3://b", Some("http://127.0.0.1:9000/.r2.cloudflarestorage.com"), 500),
+            ("az://c", Some("http://127.0.0.1:10000/account"), 500),
+            ("some/dir", None, 500),
+            ("memory:", None, 500),
+        ] {
+            let location = Location { url: url.into(), endpoint: endpoint.map(Into::into) };
+            assert_eq!(location.beat_every().unwrap(), Duration::from_millis(ms), "{location}");
         }
     }
 }

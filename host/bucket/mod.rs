@@ -19,6 +19,7 @@ pub mod payload;
 pub mod provision;
 mod rate;
 pub mod record;
+mod resume;
 mod run;
 mod shelf;
 mod spool;
@@ -27,6 +28,7 @@ mod tensors;
 
 pub use active::{Active, Chosen};
 pub use create::{Created, create};
+pub use deadline::Deadlines;
 pub use key::{Keys, OfferId};
 pub use ledger::{Account, CONFIG_BYTES_MAX, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;

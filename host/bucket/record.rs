@@ -201,6 +201,15 @@ pub struct Skip {
     pub reason: String,
 }
 
+/// A policy that was given up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// Which.
+    pub policy: PolicyUse,
+    /// What it did.
+    pub why: String,
+}
+
 /// Another policy fills a role from some round on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activate {
@@ -210,8 +219,8 @@ pub struct Activate {
     pub policy: PolicyUse,
     /// The first round in which it does. A codec's is not open yet.
     pub from_round: u64,
-    /// Why the policy before it was given up, if it failed; none where somebody asked for the switch.
-    pub failed: Option<String>,
+    /// The policy that it takes the place of, if that failed; none where somebody asked for the switch.
+    pub failed: Option<Failed>,
 }
 
 /// What a log entry says.

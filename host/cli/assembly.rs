@@ -17,9 +17,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model, Trainer};
 
-/// Time between two heartbeats of an island or a syncer.
-pub const BEAT_EVERY: Duration = Duration::from_millis(500);
-
 /// The policy runtime with this user's cache of compiled components.
 pub fn policy_runtime() -> Result<Runtime> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
@@ -66,6 +63,8 @@ pub struct Run {
     pub layout: Layout,
     /// Its fragments.
     pub fragments: Arc<Fragments>,
+    /// Time between two heartbeats of an island or a syncer.
+    pub beat_every: Duration,
 }
 
 /// Opens a bucket to write to it, made where it is absent if `create` is set: a store that ignores conditions is refused here.
@@ -133,11 +132,11 @@ impl Run {
             .run_record()
             .await?
             .ok_or_else(|| Error::unavailable(format!("{}: run {name} was there and is gone", location.url)))?;
-        Run::of(bucket, record)
+        Run::of(bucket, record, location)
     }
 
-    /// The run of this record.
-    pub fn of(bucket: Bucket, record: RunRecord) -> Result<Run> {
+    /// The run of this record, in a bucket at `location`.
+    pub fn of(bucket: Bucket, record: RunRecord, location: &Location) -> Result<Run> {
         record.spec.check("run.json")?;
         let layout = Layout::of(&record.spec.model_config());
         let fragments = Fragments::partition(&layout, record.spec.outer.fragments)?;
@@ -149,7 +148,7 @@ impl Run {
                 fragments.fingerprint()
             )));
         }
-        Ok(Run { bucket, record, layout, fragments: Arc::new(fragments) })
+        Ok(Run { bucket, record, layout, fragments: Arc::new(fragments), beat_every: location.beat_every()? })
     }
 
     /// Everything that an island of this run needs.
@@ -190,7 +189,7 @@ impl Run {
             shelf: Shelf::new(runtime, &self.bucket),
             inner: Box::new(TextInner::new(trainer, blocks, spec.train.batch)),
             sink,
-            beat_every: BEAT_EVERY,
+            beat_every: self.beat_every,
         })
     }
 
@@ -206,7 +205,7 @@ impl Run {
             threads,
             eager: true,
             sink,
-            beat_every: BEAT_EVERY,
+            beat_every: self.beat_every,
         })
     }
 }

@@ -3,7 +3,7 @@
 use super::arguments::{LedgerArguments, VerifyArguments};
 use super::assembly::{Run, cores, policy_runtime};
 use super::role::location;
-use crate::bucket::record::{Activate, Body, Fate};
+use crate::bucket::record::{Activate, Body, Failed, Fate};
 use crate::bucket::{Ledger, Tail};
 use crate::error::{Error, Result};
 use crate::event::Sink;
@@ -90,8 +90,10 @@ fn show_switch(switch: &Activate, json: bool) {
         return;
     }
     let Activate { role, policy, from_round, failed } = switch;
-    let why =
-        failed.as_ref().map_or(String::new(), |why| format!("; the one before it failed: {}", why.escape_debug()));
+    let given_up = |Failed { policy, why }: &Failed| {
+        format!("; {} ({:.12}) was given up for it: {}", policy.name.escape_debug(), policy.hash, why.escape_debug())
+    };
+    let why = failed.as_ref().map_or(String::new(), given_up);
     say!("{role} policy {} ({:.12}) from round {from_round} on{why}", policy.name.escape_debug(), policy.hash);
 }
 

@@ -60,19 +60,22 @@ pub fn command(arguments: &BenchArguments) -> Result<()> {
 /// `tombolo sim`: stops at the first seed that breaks an invariant and names it.
 pub fn sim_command(arguments: &SimArguments) -> Result<()> {
     let runtime = policy_runtime()?;
-    let (mut rounds, mut blows, mut recomputed) = (0, 0, 0);
+    let (mut rounds, mut blows, mut recomputed, mut switches, mut given_up) = (0, 0, 0, 0, 0);
     let seeds = arguments.seed..arguments.seed + arguments.seeds;
     for seed in seeds.clone() {
         let report = simulate(seed, &runtime)?;
         rounds += report.checked.rounds;
         blows += report.blows;
         recomputed += report.checked.recomputed;
+        switches += report.checked.switches;
+        given_up += report.checked.given_up;
         if (seed + 1) % 50 == 0 {
             eprintln!("seed {seed}: {rounds} rounds, {blows} blows so far");
         }
     }
     say!(
-        "{} seeds: {rounds} rounds committed under {blows} blows, {recomputed} merges recomputed, every invariant held",
+        "{} seeds: {rounds} rounds committed under {blows} blows, {recomputed} merges recomputed; {switches} switches of policies, \
+         {given_up} of them away from one that failed; every invariant held",
         seeds.end - seeds.start
     );
     Ok(())

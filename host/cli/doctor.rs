@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub async fn command(arguments: DoctorArguments) -> Result<()> {
     let location = Location { url: arguments.bucket, endpoint: arguments.server.endpoint };
     let store = location.open(false).await?;
-    let report = examine(&store, |finding| {
+    let report = examine(&store, location.beat_every()?, |finding| {
         if !arguments.json {
             show(finding);
         }

@@ -69,12 +69,12 @@ pub async fn conduct(arguments: RunArguments, chaos: Option<Order>) -> Result<()
     let fresh_name = arguments.bucket.is_none() && arguments.spec.run.is_none();
     if fresh_name {
         // Not a run's own name: one that chaos did not strike from its beginning cannot be marked any more.
-        spec.run = next_name(&store, if chaos.is_some() { "chaos" } else { &spec.run }).await?;
+        spec.run = next_name(&store, &location, if chaos.is_some() { "chaos" } else { &spec.run }).await?;
     }
     let draft = if fresh_name { Draft::new(&spec, &runtime)? } else { draft };
     let draft = draft.struck(chaos.is_some());
     let corpus = draft.corpus.clone();
-    let run = draft.submit(store).await?;
+    let run = draft.submit(store, &location).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));
     // What the end of the run writes to is made at its beginning, so that hours of training are not reported nowhere.
     for folder in [Some(out.as_path()), arguments.report.as_deref().and_then(Path::parent)].into_iter().flatten() {
@@ -117,7 +117,7 @@ pub async fn conduct(arguments: RunArguments, chaos: Option<Order>) -> Result<()
         Fleet::processes(seats(&spec, chaos.syncers(), threads, arguments.link, place), events)
     } else if location.is_memory()? {
         let bucket = crate::bucket::Bucket::new(rated(run.bucket.store().clone(), arguments.link), &spec.run);
-        Fleet::tasks(&Run::of(bucket, run.record.clone())?, &runtime, threads, &spec, events).await?
+        Fleet::tasks(&Run::of(bucket, run.record.clone(), &location)?, &runtime, threads, &spec, events).await?
     } else {
         Fleet::processes(seats(&spec, 1, threads, arguments.link, |_| location.clone()), events)
     };
@@ -167,7 +167,11 @@ async fn judge(
 }
 
 /// The name itself, or the first numbered one after it whose run has not ended.
-async fn next_name(store: &std::sync::Arc<dyn object_store::ObjectStore>, name: &str) -> Result<String> {
+async fn next_name(
+    store: &std::sync::Arc<dyn object_store::ObjectStore>,
+    location: &Location,
+    name: &str,
+) -> Result<String> {
     let taken = run_names(store).await?;
     let mut candidate = name.to_string();
     for n in 2..10_000 {
@@ -176,7 +180,7 @@ async fn next_name(store: &std::sync::Arc<dyn object_store::ObjectStore>, name: 
         }
         let bucket = crate::bucket::Bucket::new(store.clone(), &candidate);
         let Some(record) = bucket.run_record().await? else { return Ok(candidate) };
-        let run = Run::of(bucket, record)?;
+        let run = Run::of(bucket, record, location)?;
         let empty = Ledger::of(&run.record);
         let mut tail = Tail::join(&run.bucket, empty).await?;
         tail.advance(&run.bucket, usize::MAX).await?;

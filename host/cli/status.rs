@@ -5,14 +5,14 @@ use super::assembly::{Run, run_names};
 use super::export::current_ledger;
 use super::role::location;
 use crate::bucket::Ledger;
-use crate::bucket::record::{Body, Card, Entry, Fate, Progress};
-use crate::clock::{self, Duration};
+use crate::bucket::record::{Body, Card, Entry, Failed, Fate, Progress};
+use crate::clock;
 use crate::error::Result;
 use crate::policy::Role;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long a heartbeat may take to move before its island is called silent.
-const LOOK: Duration = Duration::from_millis(2500);
+/// Beats within which a heartbeat has to move, or its island is called silent.
+const LOOK_BEATS: u32 = 5;
 /// Rounds whose participants are shown.
 const LAST_ROUNDS: usize = 8;
 
@@ -71,8 +71,9 @@ async fn show(run: &Run) -> Result<()> {
         let policy = &chosen.policy;
         let config = if policy.config.is_empty() { "no configuration" } else { &policy.config };
         say!("  {role}: {} ({:.12}), {config}{since}", policy.name.escape_debug(), policy.hash);
-        if let Some(why) = &chosen.failed {
-            say!("    ALERT: the policy before it was given up: {}", why.escape_debug());
+        if let Some(Failed { policy, why }) = &chosen.failed {
+            let name = policy.name.escape_debug();
+            say!("    ALERT: {name} ({:.12}) was given up for it: {}", policy.hash, why.escape_debug());
         }
         for (round, chosen) in ledger.active.ahead(role, ledger.next_round) {
             say!("    from round {round} on: {} ({:.12})", chosen.policy.name.escape_debug(), chosen.policy.hash);
@@ -93,7 +94,7 @@ async fn show(run: &Run) -> Result<()> {
     }
     let before = cards(run).await?;
     if ledger.stopped.is_none() && !before.is_empty() {
-        clock::sleep(LOOK).await;
+        clock::sleep(run.beat_every * LOOK_BEATS).await;
     }
     let after = cards(run).await?;
     // Read after the heartbeats, so that nothing that they have read is missing.

@@ -91,11 +91,11 @@ impl Draft {
         self
     }
 
-    /// Puts the run into the bucket, or finds that it is there already.
+    /// Puts the run into the bucket at `location`, or finds that it is there already.
     ///
     /// # Errors
     /// Another run has this name (with every difference), or the bucket does not answer.
-    pub async fn submit(self, store: Arc<dyn ObjectStore>) -> Result<Run> {
+    pub async fn submit(self, store: Arc<dyn ObjectStore>, location: &Location) -> Result<Run> {
         let bucket = Bucket::new(store, &self.record.spec.run);
         let mut existing = bucket.run_record().await?;
         if existing.is_none() {
@@ -117,7 +117,7 @@ impl Draft {
             let window = Rules::of(&existing.spec, self.fragments.count()).window();
             bucket.start(&self.fragments, &self.model.parameters, window, "submit").await?;
         }
-        Run::of(bucket, existing)
+        Run::of(bucket, existing, location)
     }
 }
 
@@ -149,7 +149,7 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
         return Err(Error::invalid("memory: ends with this process; expected a bucket that other processes reach"));
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
-    let run = draft.submit(open_for_writing(&location, true).await?).await?;
+    let run = draft.submit(open_for_writing(&location, true).await?, &location).await?;
     say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
         run.record.spec.run,

@@ -21,6 +21,10 @@ pub struct Checked {
     pub skipped: u64,
     /// Offers by fate.
     pub fates: BTreeMap<String, u64>,
+    /// Switches of policies.
+    pub switches: u64,
+    /// Of those, switches away from a policy that failed.
+    pub given_up: u64,
     /// Commits that were recomputed to the same bytes.
     pub recomputed: u64,
     /// SHA-256 over the whole log.
@@ -45,7 +49,7 @@ pub async fn check_bucket(store: &Arc<dyn ObjectStore>, run: &str, desk: &Desk) 
     let keys: BTreeSet<String> = keys.iter().map(|k| k.as_ref().to_string()).collect();
     let log: Vec<&String> = keys.iter().filter(|k| k.starts_with(&format!("{run}/log/"))).collect();
     let mut checked = Checked { entries: log.len() as u64, ..Checked::default() };
-    let mut state = State::default();
+    let mut state = State { merges: [(0, desk.record.merge.hash.clone())].into(), ..State::default() };
     let mut all = Vec::new();
     for (seq, key) in log.iter().enumerate() {
         let expected = format!("{run}/log/{seq:020}.json");
@@ -91,6 +95,8 @@ struct State {
     island_tokens: BTreeMap<String, u64>,
     term: u64,
     stopped: bool,
+    /// Hash of the merge policy, by the first round that it merges.
+    merges: BTreeMap<u64, String>,
 }
 
 impl State {
@@ -120,10 +126,26 @@ impl State {
                 self.stopped = true;
                 Ok(())
             }
+            Some("activate") => self.activate(entry, checked),
             Some("commit") => self.commit(entry, checked),
             Some("skip") => self.skip(entry, checked),
             other => Err(wrong(format!("an entry of kind {other:?}"))),
         }
+    }
+
+    /// A switch comes before the rounds that it changes.
+    fn activate(&mut self, entry: &Value, checked: &mut Checked) -> Result<()> {
+        checked.switches += 1;
+        checked.given_up += u64::from(!entry["failed"].is_null());
+        let from = number(entry, "from_round")?;
+        let next = self.versions.len() as u64 + checked.rounds + checked.skipped;
+        if from < next {
+            return Err(wrong(format!("a switch from round {from} on, when {next} is next")));
+        }
+        if entry["role"] == "merge" {
+            self.merges.insert(from, entry["policy"]["hash"].as_str().unwrap_or_default().into());
+        }
+        Ok(())
     }
 
     /// Every token that an island trained on is merged, late, in flight or lost, once for each fragment, and what it calls merged is.
@@ -151,6 +173,10 @@ impl State {
                 "round {round} is committed after {} and {} skipped",
                 checked.rounds, checked.skipped
             )));
+        }
+        let merge = self.merges.range(..=round).next_back().map(|(_, hash)| hash.as_str());
+        if entry["merge"].as_str() != merge {
+            return Err(wrong(format!("round {round} is merged by {}, active is {merge:?}", entry["merge"])));
         }
         checked.rounds += 1;
         let p = (round % fragments) as usize;

@@ -1,5 +1,5 @@
-//! A link between one process and the store: latency, lost requests, lost answers, truncated bodies, cuts, freezes, and a trap that stops the
-//! process just before or just after one of its calls. Everything comes from a seed.
+//! A link between one process and the store: latency, lost requests, lost answers, truncated bodies, cuts, freezes, large objects that do not come
+//! through, and a trap that stops the process just before or just after one of its calls. Everything comes from a seed.
 
 use crate::clock::{self, Duration};
 use async_trait::async_trait;
@@ -74,6 +74,7 @@ struct Line {
     faults: Mutex<Faults>,
     cut: AtomicBool,
     frozen: AtomicBool,
+    deaf: AtomicBool,
     /// Wakes in the order of waiting; a watch channel would wake in an order of chance.
     thaw: tokio::sync::Notify,
     trap: Arc<Trap>,
@@ -88,6 +89,7 @@ impl Link {
             faults: Mutex::new(faults),
             cut: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             thaw: tokio::sync::Notify::new(),
             trap,
         }))
@@ -101,6 +103,17 @@ impl Link {
     /// Cuts the link, or mends it: every call fails after a while.
     pub fn cut(&self, cut: bool) {
         self.0.cut.store(cut, Ordering::Relaxed);
+    }
+
+    /// Lets the bodies of large objects (fragments, states, offers, checkpoints) break off at their first byte, or come through again; everything
+    /// else goes on.
+    pub fn deafen(&self, deaf: bool) {
+        self.0.deaf.store(deaf, Ordering::Relaxed);
+    }
+
+    /// Whether large objects do not come through.
+    pub fn is_deaf(&self) -> bool {
+        self.0.deaf.load(Ordering::Relaxed)
     }
 
     /// Stops the process at its next call, or lets it go on, as SIGSTOP and SIGCONT do.
@@ -205,6 +218,17 @@ impl ObjectStore for Link {
         let call = self.0.there().await?;
         let answer = self.0.store.get_opts(location, options).await;
         let found = self.0.back(call, answer).await?;
+        if self.is_deaf() && location.extension() == Some("arrow") {
+            let (meta, range, attributes, extensions) = (found.meta, found.range, found.attributes, found.extensions);
+            let broken = futures::stream::once(async { Err(lost("the body broke off")) });
+            return Ok(GetResult {
+                payload: GetResultPayload::Stream(broken.boxed()),
+                meta,
+                range,
+                attributes,
+                extensions,
+            });
+        }
         if !self.0.draw(|f| f.truncated) {
             return Ok(found);
         }

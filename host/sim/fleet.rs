@@ -1,17 +1,18 @@
-//! A fleet under fire, from one seed: islands and syncers over faulty links, killed, frozen, cut off and replaced while virtual time runs (safety);
+//! A fleet under fire, from one seed: islands and syncers over faulty links, killed, frozen, cut off, deafened and replaced while virtual time runs,
+//! with now and then a rogue among them (safety);
 //! then everything heals and the run has to go on (liveness). The checkers are in `check.rs`, apart from the code they check.
 
 use super::check::{Checked, check_bucket};
 use super::fault::{Faults, Link, Trap};
 use super::toy::{self, Drift, Seen};
-use crate::bucket::record::RunRecord;
-use crate::bucket::{Bucket, Ledger, Shelf, Tail};
+use super::{World, rogue};
+use crate::activate::activate;
+use crate::bucket::record::PolicyUse;
+use crate::bucket::{Bucket, Ledger};
 use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
-use crate::event::Sink;
-use crate::island::{self, Drive, Site};
-use crate::outer::Fragments;
-use crate::policy::Runtime;
+use crate::island::{self, Drive};
+use crate::policy::{self, Runtime};
 use crate::spec::Spec;
 use crate::syncer::{self, Desk, Rules};
 use object_store::ObjectStore;
@@ -20,10 +21,22 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
-use tombolo_engine::Layout;
 
 /// Virtual time that a healed fleet has for its next rounds.
 const HEALED_WITHIN: Duration = Duration::from_secs(120);
+/// The same while one process stays deaf: if it acts as the syncer, it keeps the role for two minutes before it leaves it to another.
+const HEALED_BESIDE_DEAF_WITHIN: Duration = Duration::from_secs(300);
+/// Time between two heartbeats.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
+
+/// What an operator switches to.
+const SWITCHES: [(policy::Role, &str); 5] = [
+    (policy::Role::Codec, "f32"),
+    (policy::Role::Codec, "int8"),
+    (policy::Role::Merge, "mean"),
+    (policy::Role::Merge, "rda"),
+    (policy::Role::Merge, "trimmed-mean"),
+];
 
 /// What a seed came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +45,7 @@ pub struct Report {
     pub seed: u64,
     /// Islands that took part.
     pub islands: usize,
-    /// Kills, freezes and cuts.
+    /// Kills, freezes, cuts and what else was dealt.
     pub blows: u64,
     /// What the checkers found in the bucket at the end.
     pub checked: Checked,
@@ -52,6 +65,8 @@ pub enum Role {
     Island(String, Duration),
     /// A syncer.
     Syncer,
+    /// An island with this name that counts its tokens again and again, and the seed of what it does.
+    Rogue(String, u64),
 }
 
 /// A run of toy islands in a bucket in memory.
@@ -62,10 +77,8 @@ pub struct Fleet {
     pub trap: Arc<Trap>,
     /// Which data the islands trained on.
     pub seen: Seen,
-    record: RunRecord,
-    layout: Layout,
-    fragments: Arc<Fragments>,
-    shelf: Shelf,
+    /// The run, over a link without faults.
+    world: World,
     failures: Arc<Mutex<Vec<String>>>,
     random: StdRng,
     lives: u64,
@@ -84,14 +97,14 @@ impl Fleet {
         bucket.create_run(&record).await?;
         let window = Rules::of(&record.spec, fragments.count()).window();
         bucket.start(&fragments, &vec![0.0; layout.elements()], window, "sim").await?;
+        let (fragments, steps) = (Arc::new(fragments), Vec::new());
+        let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::bug("a bundled policy").because(e));
+        let others = SWITCHES.iter().map(|(_, name)| bundled(name)).collect::<Result<_>>()?;
         Ok(Fleet {
             store,
             trap: Arc::default(),
             seen: Seen::default(),
-            record,
-            layout,
-            fragments: Arc::new(fragments),
-            shelf: Shelf::holding([codec, merge]),
+            world: World { bucket, record, layout, fragments, codec, merge, others, steps },
             failures: Arc::default(),
             random: StdRng::seed_from_u64(seed),
             lives: 0,
@@ -103,19 +116,13 @@ impl Fleet {
         self.lives += 1;
         let link = Arc::new(Link::new(self.store.clone(), self.random.random(), faults, self.trap.clone()));
         let mut tasks = JoinSet::new();
-        let parts = Parts {
-            bucket: Bucket::new(link.clone(), &self.record.spec.run),
-            record: self.record.clone(),
-            layout: self.layout.clone(),
-            fragments: self.fragments.clone(),
-            shelf: self.shelf.clone(),
-            seen: self.seen.clone(),
-            life: self.lives,
-        };
+        let bucket = Bucket::new(link.clone(), &self.world.record.spec.run);
+        let world = World { bucket, ..self.world.clone() };
+        let life = Life { world, seen: self.seen.clone(), number: self.lives };
         let (failures, own) = (self.failures.clone(), role.clone());
         tasks.spawn(async move {
             loop {
-                match parts.work(&own).await {
+                match life.work(&own).await {
                     Ok(()) => return,
                     Err(error) if error.kind() == Kind::Fenced => return,
                     Err(error) if error.kind() == Kind::Unavailable => clock::sleep(Duration::from_millis(500)).await,
@@ -134,18 +141,17 @@ impl Fleet {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A desk with a faultless link, for checking.
-    pub fn desk(&self) -> Desk {
-        Parts {
-            bucket: Bucket::new(self.store.clone(), &self.record.spec.run),
-            record: self.record.clone(),
-            layout: self.layout.clone(),
-            fragments: self.fragments.clone(),
-            shelf: self.shelf.clone(),
-            seen: self.seen.clone(),
-            life: 0,
-        }
-        .desk()
+    /// Switches a policy, at once or some rounds ahead, or to one that nobody has. A round that has come too near meanwhile is no error.
+    async fn switch(&self, random: &mut StdRng) {
+        let which = random.random_range(0..SWITCHES.len());
+        let (role, name) = SWITCHES[which];
+        let known = random.random_bool(0.8);
+        let hash = if known { self.world.others[which].hash().to_string() } else { "0".repeat(64) };
+        let used = PolicyUse { name: name.into(), hash, config: String::new() };
+        let ahead = random.random_range(0..8);
+        let next = self.ledger().await.map_or(0, |ledger| ledger.open_rounds().end);
+        let from = (ahead > 0).then_some(next + ahead);
+        let _ = activate(&self.world.bucket, &self.world.record, role, &used, from).await;
     }
 
     /// What the log says.
@@ -153,9 +159,7 @@ impl Fleet {
     /// # Errors
     /// Never, on a store in memory.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let mut tail = Tail::new(Ledger::of(&self.record));
-        tail.advance(&Bucket::new(self.store.clone(), &self.record.spec.run), usize::MAX).await?;
-        Ok(tail.ledger)
+        self.world.ledger().await
     }
 
     /// Checks the bucket with everything that is known about how it must look.
@@ -166,55 +170,31 @@ impl Fleet {
         if let Some(failure) = self.failures().first() {
             return Err(Error::bug(failure.clone()));
         }
-        check_bucket(&self.store, &self.record.spec.run, &self.desk()).await
+        check_bucket(&self.store, &self.world.record.spec.run, &self.world.desk(BEAT_EVERY)).await
     }
 }
 
-struct Parts {
-    bucket: Bucket,
-    record: RunRecord,
-    layout: Layout,
-    fragments: Arc<Fragments>,
-    shelf: Shelf,
+/// One life of a process, over its own link.
+struct Life {
+    world: World,
     seen: Seen,
-    life: u64,
+    number: u64,
 }
 
-impl Parts {
+impl Life {
     async fn work(&self, role: &Role) -> Result<()> {
+        let world = &self.world;
         match role {
-            Role::Syncer => syncer::run(self.desk(), std::future::pending()).await.map(|_| ()),
-            Role::Island(name, step) => {
-                let site = || Site {
-                    bucket: self.bucket.clone(),
-                    record: self.record.clone(),
-                    name: name.clone(),
-                    layout: self.layout.clone(),
-                    fragments: self.fragments.clone(),
-                    shelf: self.shelf.clone(),
-                    inner: Box::new(Drift::new(name, self.layout.elements(), self.seen.clone())),
-                    sink: Sink::Null,
-                    beat_every: Duration::from_millis(500),
-                };
-                let live =
-                    island::live(|| std::future::ready(Ok(site())), Drive::Virtual(*step), std::future::pending());
-                live.await.map(|_| ())
+            Role::Syncer => {
+                let desk = Desk { id: format!("syncer-{:04}", self.number), ..world.desk(BEAT_EVERY) };
+                syncer::run(desk, std::future::pending()).await.map(|_| ())
             }
-        }
-    }
-
-    fn desk(&self) -> Desk {
-        Desk {
-            bucket: self.bucket.clone(),
-            record: self.record.clone(),
-            id: format!("syncer-{:04}", self.life),
-            fragments: self.fragments.clone(),
-            tensors: (0..self.fragments.count()).map(|p| self.fragments.policy_tensors(p)).collect(),
-            shelf: self.shelf.clone(),
-            threads: 1,
-            eager: true,
-            sink: Sink::Null,
-            beat_every: Duration::from_millis(500),
+            Role::Island(name, step) => {
+                let drift = || Box::new(Drift::new(name, world.layout.elements(), self.seen.clone()));
+                let site = || std::future::ready(Ok(world.site(name, drift(), BEAT_EVERY)));
+                island::live(site, Drive::Virtual(*step), std::future::pending()).await.map(|_| ())
+            }
+            Role::Rogue(name, seed) => rogue::offer_again_and_again(world, name, *seed).await,
         }
     }
 }
@@ -255,26 +235,35 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
         for _ in 0..random.random_range(1..=3) {
             processes.push(fleet.start(Role::Syncer, storm));
         }
+        if random.random_bool(0.3) {
+            processes.push(fleet.start(Role::Rogue("rogue".into(), random.random()), storm));
+        }
         let blows = under_fire(&mut fleet, &mut processes, &mut random, storm, islands).await;
         let safe = fleet.check().await.map_err(|e| Error::bug(format!("seed {seed}, under fire: {}", e.chain())))?;
 
-        for process in &processes {
+        // What a rogue offers honestly must not pass for progress.
+        processes.retain(|process| !matches!(process.role, Role::Rogue(..)));
+        // One stays deaf: the others have to go on without it.
+        let deaf = processes.iter().rposition(|process| process.link.is_deaf());
+        for (i, process) in processes.iter().enumerate() {
             process.link.set_faults(calm);
             process.link.cut(false);
             process.link.freeze(false);
+            process.link.deafen(deaf == Some(i));
         }
         processes.push(fleet.start(Role::Syncer, calm));
         for process in &mut processes {
             while process.tasks.try_join_next().is_some() {}
         }
         while processes.iter().filter(|p| matches!(p.role, Role::Island(..)) && !p.tasks.is_empty()).count()
-            < islands.max(2)
+            < islands.max(2) + usize::from(deaf.is_some())
         {
             let role = Role::Island(format!("healed-{}", processes.len()), step(&mut random));
             processes.push(fleet.start(role, calm));
         }
         let wanted = safe.rounds + 2 * spec.outer.fragments as u64 + 2;
-        let healed = clock::timeout(HEALED_WITHIN, async {
+        let within = if deaf.is_some() { HEALED_BESIDE_DEAF_WITHIN } else { HEALED_WITHIN };
+        let healed = clock::timeout(within, async {
             while fleet.ledger().await?.rounds_committed() < wanted {
                 clock::sleep(Duration::from_millis(250)).await;
             }
@@ -284,7 +273,7 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
         let checked = fleet.check().await.map_err(|e| Error::bug(format!("seed {seed}, healed: {}", e.chain())))?;
         if progressed.is_err() {
             return Err(Error::bug(format!(
-                "seed {seed}: no progress after everything healed: {} rounds under fire, {} of {wanted} after {HEALED_WITHIN:?}; {:?}",
+                "seed {seed}: no progress after everything healed: {} rounds under fire, {} of {wanted} after {within:?}; {:?}",
                 safe.rounds, checked.rounds, spec.outer
             )));
         }
@@ -305,7 +294,7 @@ async fn under_fire(
     while clock::now() < until {
         clock::sleep(Duration::from_millis(random.random_range(200..=4000))).await;
         let which = random.random_range(0..processes.len());
-        let kind = random.random_range(0..6);
+        let kind = random.random_range(0..8);
         let process = &mut processes[which];
         blows += 1;
         match kind {
@@ -327,8 +316,12 @@ async fn under_fire(
                 for process in processes.iter() {
                     process.link.cut(false);
                     process.link.freeze(false);
+                    process.link.deafen(false);
                 }
             }
+            // It beats, lists and writes, and large objects do not come through.
+            5 => process.link.deafen(true),
+            6 => fleet.switch(random).await,
             _ if processes.len() < islands + 8 => {
                 let step = Duration::from_millis(random.random_range(40..=250));
                 processes.push(fleet.start(Role::Island(format!("late-{blows}"), step), storm));

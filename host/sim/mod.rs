@@ -9,6 +9,7 @@ mod fault;
 mod fleet;
 mod proxy;
 mod quality;
+mod rogue;
 pub mod toy;
 
 pub use blow::{Blow, Strike, Target, quiet, schedule};
@@ -47,6 +48,7 @@ pub fn slow_store(latency: Duration) -> Arc<dyn object_store::ObjectStore> {
 }
 
 /// A run to be simulated, in a bucket that holds its record and its start entry.
+#[derive(Clone)]
 pub struct World {
     /// The run's bucket.
     pub bucket: Bucket,
@@ -60,7 +62,9 @@ pub struct World {
     pub codec: Policy,
     /// Merge policy.
     pub merge: Policy,
-    /// Virtual time of an inner step, per island.
+    /// Policies that it may be switched to.
+    pub others: Vec<Policy>,
+    /// Virtual time of an inner step, per island that [`World::run`] starts.
     pub steps: Vec<Duration>,
 }
 
@@ -114,7 +118,7 @@ impl World {
 
     /// Its policies.
     pub fn shelf(&self) -> Shelf {
-        Shelf::holding([self.codec.clone(), self.merge.clone()])
+        Shelf::holding([&self.codec, &self.merge].into_iter().chain(&self.others).cloned())
     }
 
     /// A syncer's desk.

@@ -99,6 +99,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         fragments: fragments.clone(),
         codec,
         merge,
+        others: Vec::new(),
         steps: vec![STEP; spec.islands],
     };
     let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);

@@ -31,8 +31,9 @@ const GRACE_UNKNOWN: Duration = Duration::from_secs(3);
 const RECORDS_MAX: usize = 256;
 /// The longest inner step that is believed.
 const STEP_MS_MAX: f64 = 3_600_000.0;
-/// A heartbeat that has not moved for this long is a dead island's.
+/// A heartbeat that has not moved for this long, and for this many beats, is a dead island's.
 const DEAD_AFTER: Duration = Duration::from_secs(6);
+const DEAD_BEATS: u32 = 12;
 
 /// How long an acting syncer may get nothing done that it owes, before it leaves its role to another. Longer than any one fetch, put, or chunk
 /// of a merge should take: whoever comes next would be no faster.
@@ -129,6 +130,8 @@ struct Island {
 #[derive(Debug, Clone)]
 pub struct Machine {
     rules: Rules,
+    /// How long an island's heartbeat may stand still.
+    dead_after: Duration,
     /// Offers that may be merged, of rounds not committed yet, with the time when each was seen.
     good: BTreeMap<OfferId, (Facts, Instant)>,
     /// Fates that the next entry has to carry, with the time when each offer was seen.
@@ -147,10 +150,11 @@ fn average(old: f64, new: f64) -> f64 {
 }
 
 impl Machine {
-    /// A syncer that has seen nothing.
-    pub fn new(rules: Rules) -> Machine {
+    /// A syncer that has seen nothing, in a bucket where hearts beat every `beat_every`.
+    pub fn new(rules: Rules, beat_every: Duration) -> Machine {
         Machine {
             rules,
+            dead_after: DEAD_AFTER.max(beat_every * DEAD_BEATS),
             good: BTreeMap::new(),
             pending: Vec::new(),
             seen: BTreeSet::new(),
@@ -226,7 +230,7 @@ impl Machine {
     }
 
     fn live(&self, now: Instant) -> impl Iterator<Item = (&String, &Island)> {
-        self.islands.iter().filter(move |(_, i)| i.training && now - i.moved_at < DEAD_AFTER)
+        self.islands.iter().filter(move |(_, i)| i.training && now - i.moved_at < self.dead_after)
     }
 
     /// Names of the islands that are waited for.

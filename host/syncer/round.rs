@@ -102,7 +102,7 @@ impl Syncer {
         let verdict = check(id, offer, &desk.record.spec, ledger, &desk.fragments, codec, tensors)?;
         let falls_back = known.is_some_and(|known| !known.is_same(ledger.active.at(Role::Codec, id.round)));
         if falls_back && matches!(verdict, Verdict::Good(_)) {
-            self.fell_back = Some((id.round, id.island.clone()));
+            self.fell_back.insert(id.clone());
         }
         Ok(verdict)
     }
@@ -174,8 +174,9 @@ impl Syncer {
                 if unfit.is_empty() && !at_fault {
                     // Nothing is wrong with any of them alone. If they are too much together, they are so for the policy before this one, too.
                     at_fault = chosen.len() < 2;
-                    if let Some(&before) = ledger.active.candidates(Role::Merge, round).get(1) {
-                        let good = desk.shelf.get(Role::Merge, before).await?;
+                    if let Some(&before) = ledger.active.candidates(Role::Merge, round).get(1)
+                        && let Ok(good) = desk.shelf.get(Role::Merge, before).await
+                    {
                         at_fault |= merge_with(&good, before, &chosen).is_ok();
                     }
                     unfit.extend(chosen.iter().max_by(|a, b| a.norm.total_cmp(&b.norm)));
@@ -231,9 +232,25 @@ impl Syncer {
             after.committed(round, &self.tail.ledger, closed_at, clock::now());
             self.machine = after;
             self.clean_up(p, round);
+            self.judge_codec(round, &chosen).await?;
             if self.ledger().tokens() >= desk.record.spec.tokens && self.ledger().stopped.is_none() {
                 self.append(Body::Stop { reason: "the token budget is merged".into() }, term).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Gives the codec of a committed round up if no island could encode with it; one alone may be mistaken, or mean no good.
+    async fn judge_codec(&mut self, round: u64, merged: &[Facts]) -> Result<()> {
+        let by_none = merged.iter().all(|facts| self.fell_back.contains(&facts.id));
+        self.fell_back.retain(|id| id.round > round);
+        let from = self.ledger().first_switch(Role::Codec);
+        let active = &self.ledger().active;
+        // Given up already, or switched anyway: nothing to do.
+        if by_none && active.at(Role::Codec, from).is_same(active.at(Role::Codec, round)) {
+            let names: Vec<&str> = merged.iter().map(|facts| facts.id.island.as_str()).collect();
+            let why = format!("no island could encode with it: {}", names.join(", "));
+            self.give_up(Role::Codec, round, from, why).await?;
         }
         Ok(())
     }

@@ -4,15 +4,15 @@
 use super::machine::{Decision, Machine, Rules};
 use super::role::{Office, beat, watch_islands};
 use super::round::{Ahead, read_ahead};
-use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Created, Ledger, Shelf, Tail};
+use crate::bucket::record::{Activate, Body, Entry, FORMAT, Failed, PolicyUse, RunRecord};
+use crate::bucket::{Bucket, Created, Ledger, OfferId, Shelf, Tail};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::nonce::nonce;
 use crate::outer::Fragments;
 use crate::policy::{Role, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
@@ -78,8 +78,8 @@ pub(super) struct Syncer {
     /// What the next round extends, read while its offers come in.
     pub(super) ahead: Option<Ahead>,
     pub(super) cleanup: JoinSet<()>,
-    /// A codec with which an island could not encode what it offers for this round.
-    pub(super) fell_back: Option<(u64, String)>,
+    /// Good offers that their islands could not encode with the codec of their round.
+    pub(super) fell_back: BTreeSet<OfferId>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -97,7 +97,7 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let tail = Tail::join(&desk.bucket, empty).await?;
     let mut syncer = Syncer {
         tail,
-        machine: Machine::new(rules),
+        machine: Machine::new(rules, desk.beat_every),
         cards: Arc::default(),
         incarnations: Arc::default(),
         office: Arc::default(),
@@ -107,7 +107,7 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         unfetched: 0,
         ahead: None,
         cleanup: JoinSet::new(),
-        fell_back: None,
+        fell_back: BTreeSet::new(),
         desk: desk.clone(),
     };
     syncer.prepare().await;
@@ -205,7 +205,7 @@ impl Syncer {
             "ALERT: gives up the {role} policy {} ({}) for {} ({}) from round {from} on: {why}",
             failed.name, failed.hash, good.name, good.hash
         );
-        let activate = Activate { role, policy: good, from_round: from, failed: Some(why) };
+        let activate = Activate { role, policy: good, from_round: from, failed: Some(Failed { policy: failed, why }) };
         let term = self.ledger().term;
         if self.append(Body::Activate(Box::new(activate)), term).await? {
             self.desk.sink.note(&self.desk.id, note);
@@ -246,15 +246,6 @@ impl Syncer {
         self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, now));
         self.ahead = Some(ahead?);
         collected?;
-        if let Some((round, island)) = self.fell_back.take() {
-            let from = self.ledger().first_switch(Role::Codec);
-            // Given up already, or about to be switched anyway: nothing to do.
-            let active = &self.ledger().active;
-            if active.at(Role::Codec, from).is_same(active.at(Role::Codec, round)) {
-                self.give_up(Role::Codec, round, from, format!("{island} could not encode with it")).await?;
-                return Ok(Next::Again(Duration::ZERO));
-            }
-        }
         match self.machine.decide(&self.tail.ledger, now) {
             Decision::Close(reason) => {
                 self.close(reason, now).await?;

@@ -1,6 +1,7 @@
 //! Whether a store can be a bucket: good ones pass and keep nothing, and of those that break one promise exactly that is said.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use object_store::ObjectStore;
@@ -11,6 +12,8 @@ use crate::support::careless::{Careless, Manner};
 use crate::support::store::everywhere;
 use crate::support::{flaky::Flaky, say};
 
+/// As often as on stores that say nothing against it.
+const BEAT_EVERY: Duration = Duration::from_millis(500);
 const CREATES: [&str; 2] = ["create if absent", "racing creates"];
 
 #[test]
@@ -18,7 +21,7 @@ fn a_store_that_can_be_a_bucket_passes_every_check_and_keeps_nothing() {
     everywhere(|place| async move {
         require_conditions(&*place.store, place.name).await.expect("it knows conditions");
         let mut told = Vec::new();
-        let report = examine(&place.store, |finding| told.push(finding.clone())).await.expect("it answers");
+        let report = examine(&place.store, BEAT_EVERY, |finding| told.push(finding.clone())).await.expect("it answers");
         for finding in &report.findings {
             assert!(finding.ok, "{}: {finding:?}", place.name);
         }
@@ -45,7 +48,10 @@ fn examined(manner: Manner) -> (Report, Arc<Careless>) {
     on_paused_time(async {
         let careless = Arc::new(Careless::new(manner));
         let store: Arc<dyn ObjectStore> = careless.clone();
-        (examine(&store, |_| {}).await.unwrap_or_else(|error| panic!("{manner:?}: {}", error.chain())), careless)
+        (
+            examine(&store, BEAT_EVERY, |_| {}).await.unwrap_or_else(|error| panic!("{manner:?}: {}", error.chain())),
+            careless,
+        )
     })
 }
 
@@ -101,13 +107,15 @@ fn roles_are_refused_a_store_that_ignores_conditions() {
 fn a_store_that_does_not_answer_is_unavailable_and_not_unfit() {
     on_paused_time(async {
         let down: Arc<dyn ObjectStore> = Arc::new(Flaky::down(Arc::new(object_store::memory::InMemory::new())));
-        let error = examine(&down, |finding| panic!("{finding:?}")).await.expect_err("nothing gets through");
+        let error =
+            examine(&down, BEAT_EVERY, |finding| panic!("{finding:?}")).await.expect_err("nothing gets through");
         assert_eq!(error.kind(), Kind::Unavailable);
         assert_eq!(require_conditions(&*down, "here").await.expect_err("no answer").kind(), Kind::Unavailable);
 
         let dies: Arc<dyn ObjectStore> = Arc::new(Careless::new(Manner::Dies));
         let mut told = Vec::new();
-        let error = examine(&dies, |finding| told.push(finding.check)).await.expect_err("it stopped answering");
+        let error =
+            examine(&dies, BEAT_EVERY, |finding| told.push(finding.check)).await.expect_err("it stopped answering");
         assert_eq!(error.kind(), Kind::Unavailable);
         assert!(error.chain().contains("stopped answering during `large put`"), "{}", error.chain());
         assert_eq!(told.last(), Some(&"listing"), "what was found before is told");

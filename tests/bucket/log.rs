@@ -323,7 +323,7 @@ fn a_switch_of_policies_counts_for_every_reader_from_its_round_on_and_one_that_c
             (wrong(&|s| s.role = Role::Pace), "a role is switched that the run has"),
             (wrong(&|s| s.policy.hash.push('b')), "a policy is named by its hash"),
             (wrong(&|s| s.policy.config = "[]".into()), "a configuration is a JSON object of bounded size"),
-            (wrong(&|s| s.policy.name = "n".repeat(5000)), "names and reasons are of bounded size"),
+            (wrong(&|s| s.policy.name = "n".repeat(5000)), "a name is of bounded size"),
         ];
         for (body, rule) in cases {
             let seq = tail.ledger.next;

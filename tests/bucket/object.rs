@@ -8,9 +8,11 @@ use tombolo::bucket::{Active, Bucket, CheckpointHeader, FragmentFacts, Ledger, O
 use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind};
 use tombolo::outer::Fragments;
+use tombolo::sim::{Disturbance, Proxy};
 use tombolo_engine::Layout;
 
-use crate::support::store::{Place, everywhere};
+use crate::support::server::servers;
+use crate::support::store::{Place, everywhere, on_server, through};
 use crate::{bucket, model, values};
 
 /// Width of the model: its embedding takes two chunks.
@@ -316,4 +318,24 @@ fn the_committed_model_is_every_fragment_in_the_version_that_the_log_names() {
         versions[3].hash = versions[2].hash.clone();
         assert!(bucket.committed(&fragments, &versions).await.is_err());
     });
+}
+
+/// The client asks for the rest four times by itself; sixteen are needed. With a body of 2^16 bytes each cut leaves half, so as many cuts as that,
+/// each on half of what the one before was on, are bytes that are fetched once and no byte twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_whose_every_body_is_cut_in_half_arrives_whole_with_each_byte_fetched_once() {
+    let downloads = servers().iter().map(|server| async move {
+        let name = server.bucket();
+        let body: Vec<u8> = (0..1u32 << 16).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let key = Path::from("large");
+        on_server(server, &name).put(&key, body.clone().into()).await.expect("written");
+        let proxy = Proxy::start(&server.endpoint, 0).await.expect("a proxy");
+        proxy.set(Disturbance { cut_off: 1.0, ..Disturbance::default() });
+        let found = through(server, proxy.endpoint(), &name).get(&key).await.expect(server.name);
+        let got = found.bytes().await.unwrap_or_else(|error| panic!("{}: {error}", server.name));
+        assert!(got == body, "{}: {} bytes that are others", server.name, got.len());
+        let cuts = proxy.spoilt().get("answers cut off").copied();
+        assert_eq!(cuts, Some(16), "{}: cuts of 65536, 32768, ... 2 bytes", server.name);
+    });
+    futures::future::join_all(downloads).await;
 }

@@ -13,15 +13,7 @@ use tombolo::syncer::{self, Desk};
 
 /// `world` as seen through another store.
 fn through(world: &World, store: Arc<Watched>) -> World {
-    World {
-        bucket: Bucket::new(store, &world.record.spec.run),
-        record: world.record.clone(),
-        layout: world.layout.clone(),
-        fragments: world.fragments.clone(),
-        codec: world.codec.clone(),
-        merge: world.merge.clone(),
-        steps: world.steps.clone(),
-    }
+    World { bucket: Bucket::new(store, &world.record.spec.run), ..world.clone() }
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn a_merge_policy_that_traps_is_given_up_and_its_round_is_redone_with_the_one_be
         let [asked, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
         assert_eq!((asked.from_round, &asked.failed), (15, &None));
         assert_eq!((given_up.from_round, given_up.policy.is_same(&world.record.merge)), (15, true));
-        assert!(given_up.failed.as_ref().is_some_and(|why| why.contains("trapped")), "{given_up:?}");
+        assert!(given_up.failed.as_ref().is_some_and(|failed| failed.why.contains("trapped")), "{given_up:?}");
         let rounds: Vec<u64> = commits(&entries).into_iter().map(|(round, _)| round).collect();
         assert_eq!(rounds, (2..2 + rounds.len() as u64).collect::<Vec<_>>(), "no round is left out");
         assert!(commits(&entries).iter().all(|(_, merge)| *merge == world.record.merge.hash));
@@ -211,7 +211,9 @@ fn an_island_whose_codec_traps_offers_with_the_one_before_it_and_the_run_goes_ba
         .await?;
         let [_, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
         assert!(given_up.policy.is_same(&world.record.codec) && given_up.from_round > 15);
-        assert!(given_up.failed.as_ref().is_some_and(|why| why.contains("could not encode with it")));
+        assert!(
+            given_up.failed.as_ref().is_some_and(|failed| failed.why.contains("no island could encode with it: a, b"))
+        );
         assert_eq!(ledger.fates.refused, 0);
         let merged = |entry: &Entry| match &entry.body {
             Body::Commit(commit) => commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count(),

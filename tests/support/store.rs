@@ -7,7 +7,7 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
-use tombolo::bucket::Location;
+use tombolo::bucket::{Deadlines, Location};
 
 use super::server::{Server, azurite, servers};
 
@@ -19,28 +19,31 @@ pub struct Place {
     pub store: Arc<dyn ObjectStore>,
 }
 
-/// A client for `bucket` of a server, with the retries and timeouts that the host uses.
+/// A client for `bucket` of a server, with the retries, deadlines and resumed downloads that the host's have.
 pub fn on_server(server: &Server, bucket: &str) -> Arc<dyn ObjectStore> {
+    through(server, &server.endpoint, bucket)
+}
+
+/// As [`on_server`], for whoever finds the server behind another endpoint.
+pub fn through(server: &Server, endpoint: &str, bucket: &str) -> Arc<dyn ObjectStore> {
     // The one crypto provider of this program; a second call finds it there already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig { max_retries: 4, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() };
-    let options = ClientOptions::new()
-        .with_connect_timeout(Duration::from_secs(5))
-        .with_timeout(Duration::from_secs(60))
-        .with_allow_http(true);
+    let options =
+        ClientOptions::new().with_connect_timeout(Duration::from_secs(5)).with_timeout_disabled().with_allow_http(true);
     if server.name == "azurite" {
         let store = MicrosoftAzureBuilder::new()
-            .with_endpoint(server.endpoint.clone())
+            .with_endpoint(endpoint.into())
             .with_container_name(bucket)
             .with_account(&server.access_key)
             .with_access_key(&server.secret_key)
             .with_retry(retry)
             .with_client_options(options)
             .build();
-        return Arc::new(store.expect("a store"));
+        return lasting(store.expect("a store"));
     }
     let store = AmazonS3Builder::new()
-        .with_endpoint(&server.endpoint)
+        .with_endpoint(endpoint)
         .with_region("us-east-1")
         .with_bucket_name(bucket)
         .with_access_key_id(&server.access_key)
@@ -48,7 +51,11 @@ pub fn on_server(server: &Server, bucket: &str) -> Arc<dyn ObjectStore> {
         .with_retry(retry)
         .with_client_options(options)
         .build();
-    Arc::new(store.expect("a store"))
+    lasting(store.expect("a store"))
+}
+
+fn lasting(store: impl ObjectStore) -> Arc<dyn ObjectStore> {
+    Arc::new(Deadlines::new(Arc::new(store)))
 }
 
 async fn open(url: String) -> Arc<dyn ObjectStore> {

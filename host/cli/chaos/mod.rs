@@ -1,27 +1,31 @@
 //! `tombolo chaos`: a run on this machine like that of `tombolo run`, while plugs are pulled on a schedule that the seed gives, and a report of what
 //! it cost. Roles are processes of their own; where the bucket is a server, each reaches it through a fault proxy of its own.
 //!
+//! `order` is what can be asked for, `verdict` what it came to, `gauge` how fast islands train, `wound` how a blow is recovered from; here is who is struck, and when.
+//!
 //! This process strikes and watches, and takes no part: it reads the bucket past all proxies. What it holds against the run at the end is what it
 //! has read itself, and what the simulation's checkers find in the bucket, which share no code with the ledger.
 
 mod gauge;
+mod order;
+mod verdict;
 mod wound;
 
+pub use order::{Order, server_to_strike, span};
+
 use super::arguments::{ChaosArguments, RunArguments};
-use super::assembly::Run;
 use super::fleet::{Fleet, Processes};
 use super::run::conduct;
 use super::supervise::signal;
 use crate::bucket::record::{Body, Entry, Fate, IslandState};
-use crate::bucket::{Bucket, Ledger, Location, OfferId, Rate, Tail};
+use crate::bucket::{Bucket, Ledger, Location, OfferId, Rate};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::nonce::sha256;
-use crate::report::{BlowLine, Board, ChaosReport, Invariant, by_kind};
-use crate::sim::{Blow, Disturbance, Proxy, Strike, Target, check_bucket, schedule};
+use crate::report::{BlowLine, Board};
+use crate::sim::{Blow, Disturbance, Proxy, Strike, Target, schedule};
 use crate::spec::Spec;
-use crate::syncer::Desk;
 use gauge::Gauge;
 use object_store::ObjectStoreExt;
 use std::collections::{BTreeMap, VecDeque};
@@ -36,55 +40,6 @@ const HEALS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(2);
 /// Log entries that are read again at once, to be compared at the end.
 const TAPE_ENTRIES_MAX: usize = 64;
-/// The shortest time that has room for a quiet beginning, blows and a quiet end.
-const LENGTH_MIN: Duration = Duration::from_secs(15);
-
-/// What was asked for.
-#[derive(Debug, Clone, Copy)]
-pub struct Order {
-    /// How long, from when the run is under way.
-    pub length: Duration,
-    /// Syncers beside the islands.
-    pub syncers: usize,
-}
-
-/// Reads `90s`, `10m` or `2h`.
-///
-/// # Errors
-/// It is something else.
-pub fn span(text: &str) -> std::result::Result<Duration, String> {
-    let units = [("s", 1), ("m", 60), ("h", 3600)];
-    units
-        .iter()
-        .find_map(|(unit, seconds)| text.strip_suffix(unit)?.parse::<u32>().ok().map(|n| u64::from(n) * seconds))
-        .map(Duration::from_secs)
-        .filter(|length| (LENGTH_MIN..=Duration::from_secs(7 * 86_400)).contains(length))
-        .ok_or_else(|| format!("expected {} s to 7 days such as 90s, 10m or 2h, found `{text}`", LENGTH_MIN.as_secs()))
-}
-
-/// The server whose links can be struck; none where the bucket is a directory.
-///
-/// # Errors
-/// The bucket is in memory, or behind a server that no fault proxy can stand before.
-pub fn server_to_strike(location: &Location) -> Result<Option<String>> {
-    if location.is_memory()? {
-        return Err(Error::invalid(
-            "--bucket memory: has no processes to strike; expected file:DIR or s3://BUCKET/PREFIX",
-        ));
-    }
-    if location.is_local()? {
-        return Ok(None);
-    }
-    let server = location.s3_endpoint()?.ok_or_else(|| {
-        Error::invalid(format!(
-            "{}: chaos needs a server to put fault proxies before, such as --endpoint http://127.0.0.1:9000; found none",
-            location.url
-        ))
-    })?;
-    Proxy::check(&server)?;
-    Ok(Some(server))
-}
-
 /// `tombolo chaos`.
 pub async fn command(arguments: ChaosArguments) -> Result<()> {
     let ChaosArguments { spec, length, syncers, bucket, server, link, out, report } = arguments;
@@ -211,13 +166,15 @@ impl Chaos {
 
     /// Takes in a log entry that is valid.
     pub fn entry(&mut self, entry: &Entry, board: &Board) {
-        let (Some(began), Body::Commit(commit)) = (self.began, &entry.body) else { return };
+        let Some(began) = self.began else { return };
         let now = clock::now();
-        if self.measured.is_none() {
-            self.merged.0 += 1;
-            self.merged.1 += commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count() as u64;
+        if let Body::Commit(commit) = &entry.body {
+            if self.measured.is_none() {
+                self.merged.0 += 1;
+                self.merged.1 += commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count() as u64;
+            }
+            self.rounds_after_blow += 1;
         }
-        self.rounds_after_blow += 1;
         let (healed, open) = std::mem::take(&mut self.wounds).into_iter().partition(|wound| wound.cure.is_in(entry));
         self.wounds = open;
         let healed: Vec<Wound> = healed;
@@ -406,97 +363,6 @@ impl Chaos {
         self.wounds.push(Wound { line, since: clock::now(), cure: Cure::Refused(id) });
         Ok(())
     }
-
-    /// What it all came to. `desk` is of the run; `ledger` what its log says at the end, when every role is gone.
-    ///
-    /// # Errors
-    /// Unavailable: the time never began.
-    pub async fn report(mut self, run: &Run, desk: &Desk, ledger: &Ledger) -> Result<ChaosReport> {
-        let began = self.began.ok_or_else(|| {
-            Error::unavailable(
-                "the run ended before every island trained and a round was committed: nothing was struck",
-            )
-        })?;
-        let (seconds, tokens_useful) =
-            self.measured.unwrap_or_else(|| ((clock::now() - began.at).as_secs_f64(), ledger.tokens() - began.tokens));
-        let tokens_per_s: BTreeMap<String, Option<f64>> =
-            self.gauges.iter().map(|(name, gauge)| (name.clone(), gauge.rate())).collect();
-        let rates: Option<f64> = tokens_per_s.values().copied().sum();
-        let tokens_possible = rates.map(|rate| rate * seconds).filter(|possible| *possible > 0.0);
-        let mut spoilt: BTreeMap<String, u64> = BTreeMap::new();
-        for (what, n) in self.proxies.values().flat_map(Proxy::spoilt) {
-            *spoilt.entry(what.to_string()).or_default() += n;
-        }
-        // A run that reached its budget has gone on to its end.
-        let progressed = self.rounds_after_blow > 0 || ledger.stopped.is_some();
-        self.record(ledger).await;
-        let invariants = self.invariants(run, desk).await;
-        Ok(ChaosReport {
-            seed: self.seed,
-            seconds,
-            islands: self.islands,
-            syncers: self.order.syncers,
-            links: !self.proxies.is_empty(),
-            tokens_useful,
-            tokens_possible,
-            goodput: tokens_possible.map(|possible| tokens_useful as f64 / possible),
-            uptime: self.stepping.as_secs_f64() / self.watched.as_secs_f64().max(f64::MIN_POSITIVE),
-            rounds_committed: self.merged.0,
-            rounds_after_last_blow: self.rounds_after_blow,
-            breadth: (self.merged.0 > 0).then(|| self.merged.1 as f64 / self.merged.0 as f64),
-            kinds: by_kind(&self.lines),
-            blows: self.lines,
-            passed_over: self.passed_over,
-            spoilt,
-            tokens_per_s,
-            survived: progressed && invariants.iter().all(|invariant| invariant.holds),
-            invariants,
-        })
-    }
-
-    async fn invariants(&self, run: &Run, desk: &Desk) -> Vec<Invariant> {
-        let invariant = |what: &str, found: Result<String>| {
-            let (holds, found) = found.map_or_else(|error| (false, error.chain()), |found| (true, found));
-            Invariant { what: what.into(), holds, found }
-        };
-        vec![
-            invariant("no entry that was read has changed or gone", self.same_tape().await),
-            invariant("the log read from its start has no void entry", no_void(run).await),
-            invariant(
-                "commits extend the log, no offer counts twice, tokens add up, merges recompute to the same bytes",
-                check_bucket(self.bucket.store(), &run.record.spec.run, desk).await.map(|checked| {
-                    format!("{} entries, {} rounds, {} recomputed", checked.entries, checked.rounds, checked.recomputed)
-                }),
-            ),
-        ]
-    }
-
-    async fn same_tape(&self) -> Result<String> {
-        for (seq, hash) in (0u64..).zip(&self.tape) {
-            let found = self.bucket.log_bytes(seq).await?.map(|bytes| sha256(&bytes));
-            if found.as_ref() != Some(hash) {
-                return Err(Error::corrupt(format!("log entry {seq}: expected content {hash}, found {found:?}")));
-            }
-        }
-        Ok(format!("{} entries", self.tape.len()))
-    }
-}
-
-/// Reads the whole log as every reader does.
-async fn no_void(run: &Run) -> Result<String> {
-    let mut tail = Tail::new(Ledger::of(&run.record));
-    for read in tail.advance(&run.bucket, usize::MAX).await? {
-        read.map_err(|violation| Error::corrupt(violation.to_string()))?;
-    }
-    let fates = &tail.ledger.fates;
-    Ok(format!(
-        "{} rounds; offers: {} merged, {} late, {} superseded, {} refused",
-        tail.ledger.rounds_committed(),
-        fates.merged,
-        fates.late,
-        fates.superseded,
-        fates.refused
-    ))
 }
 
 /// What a blow on a link does to what passes through it.
@@ -519,22 +385,6 @@ fn disturbance(blow: Blow) -> Disturbance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::quiet;
-
-    #[test]
-    fn spans_are_read_in_seconds_minutes_and_hours_and_too_short_ones_are_refused() {
-        assert_eq!(span("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(span("10m"), Ok(Duration::from_secs(600)));
-        assert_eq!(span("2h"), Ok(Duration::from_secs(7200)));
-        for text in ["", "10", "m", "-1m", "1.5h", "14s", "8000h"] {
-            assert!(span(text).expect_err(text).contains("such as 90s"), "{text}");
-        }
-    }
-
-    #[test]
-    fn the_shortest_span_has_blows() {
-        assert!(!schedule(0, LENGTH_MIN, 4, true).is_empty() && quiet(LENGTH_MIN) * 2 < LENGTH_MIN);
-    }
 
     #[test]
     fn every_blow_on_a_link_disturbs_it() {

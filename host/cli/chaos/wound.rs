@@ -2,7 +2,7 @@
 //!
 //! An island has recovered when an offer is merged that it made after the blow: one of a newer life where the process was killed or replaced, one
 //! for a round that was not yet open when the blow was over otherwise. The role of the syncer has when a round is committed by another syncer, or,
-//! once the blow is over, by anyone. A corrupt offer has when its refusal is recorded.
+//! once the blow is over, by anyone. A corrupt offer has when its refusal is recorded, in a commit or in a skip.
 
 use crate::bucket::OfferId;
 use crate::bucket::record::{Body, Entry, Fate};
@@ -26,14 +26,18 @@ pub enum Cure {
 impl Cure {
     /// Whether this entry says so.
     pub fn is_in(&self, entry: &Entry) -> bool {
-        let Body::Commit(commit) = &entry.body else { return false };
-        let mut merged = commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).map(|offer| &offer.id);
+        let (offers, commits) = match &entry.body {
+            Body::Commit(commit) => (&commit.offers, true),
+            Body::Skip(skip) => (&skip.offers, false),
+            _ => return false,
+        };
+        let mut merged = offers.iter().filter(|offer| offer.fate == Fate::Merged).map(|offer| &offer.id);
         match self {
             Cure::Life(island, life) => merged.any(|id| id.island == *island && id.incarnation > *life),
             Cure::Offer(island, round) => merged.any(|id| id.island == *island && id.round >= *round),
-            Cure::CommitNotBy(syncer) => entry.writer != *syncer,
-            Cure::Commit => true,
-            Cure::Refused(id) => commit.offers.iter().any(|o| o.id == *id && matches!(o.fate, Fate::Refused(_))),
+            Cure::CommitNotBy(syncer) => commits && entry.writer != *syncer,
+            Cure::Commit => commits,
+            Cure::Refused(id) => offers.iter().any(|o| o.id == *id && matches!(o.fate, Fate::Refused(_))),
         }
     }
 }
@@ -52,7 +56,7 @@ pub struct Wound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::record::{Commit, FORMAT, OfferRecord, OuterFacts, Pace, Version};
+    use crate::bucket::record::{Commit, FORMAT, OfferRecord, OuterFacts, Pace, Skip, Version};
 
     fn commit(writer: &str, round: u64, life: u64, fate: Fate) -> Entry {
         let version = Version { round, hash: String::new(), state: None };
@@ -105,7 +109,16 @@ mod tests {
     #[test]
     fn a_corrupt_offer_has_its_fate_once_it_is_refused() {
         let cure = Cure::Refused(OfferId { round: 9, island: "a".into(), incarnation: 1 });
-        assert!(cure.is_in(&commit("s", 9, 1, Fate::Refused("damaged".into()))));
+        let refused = commit("s", 9, 1, Fate::Refused("damaged".into()));
+        assert!(cure.is_in(&refused));
+        let Body::Commit(inner) = refused.body else { unreachable!("made as a commit") };
+        let skip = Body::Skip(Box::new(Skip { round: 9, offers: inner.offers, reason: String::new() }));
+        let skipped = Entry { body: skip, ..commit("s", 9, 1, Fate::Late) };
+        assert!(cure.is_in(&skipped), "in the entry of a round without a merge as well");
+        assert!(
+            !Cure::Commit.is_in(&skipped) && !Cure::CommitNotBy("x".into()).is_in(&skipped),
+            "no round is committed"
+        );
         assert!(
             !cure.is_in(&commit("s", 9, 1, Fate::Late)) && !cure.is_in(&commit("s", 9, 2, Fate::Refused("x".into())))
         );

@@ -25,7 +25,7 @@ fn apply(ledger: &mut Ledger, body: Body) {
 fn machine(quorum: usize, islands: &[&str], now: Instant) -> Machine {
     let rules =
         Rules { fragments: 1, sync_steps: 2, overlap_steps: 1, quorum, grace_ratio: 0.9, islands: islands.len() };
-    let mut machine = Machine::new(rules);
+    let mut machine = Machine::new(rules, Duration::from_millis(500));
     for island in islands {
         machine.heartbeat(island, (1, 1), true, 100.0, now);
     }
@@ -83,6 +83,18 @@ fn a_round_of_refused_offers_is_skipped_once_all_have_answered_or_the_window_is_
     assert!(matches!(machine.decide(&ledger, now + STEP * 30), Decision::Skip(_)));
     machine.good("b", 1, now + STEP * 30);
     assert!(matches!(machine.decide(&ledger, now + STEP * 30), Decision::Close(_)), "in time after all");
+}
+
+#[test]
+fn an_island_is_dead_after_six_seconds_or_twelve_beats_whichever_is_longer() {
+    let now = clock::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    for (beat_ms, dead) in [(4, 6), (500, 6), (2000, 24)] {
+        let mut machine = Machine::new(machine(1, &[], now).rules, Duration::from_millis(beat_ms));
+        machine.heartbeat("a", (1, 1), true, 100.0, now);
+        assert_eq!(machine.live(at(dead - 1)).count(), 1, "beats of {beat_ms} ms");
+        assert_eq!(machine.live(at(dead)).count(), 0, "beats of {beat_ms} ms");
+    }
 }
 
 #[test]
