@@ -104,7 +104,7 @@ pub async fn require_fit(
     if !object || config.starts_with(char::is_whitespace) {
         return Err(Error::invalid("config: expected a JSON object, or nothing"));
     }
-    let wasm = bucket.policy(hash).await?;
+    let wasm = bucket.policies().component(hash).await?;
     let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
     require_admission(name, &loaded, role, config)?;
     try_on(role, &loaded, config, &record.spec, fragments)
