@@ -1,12 +1,13 @@
-//! The HTTP interface of a bucket: policies to upload and look at, runs to look at. It knows the bucket, the log and policies, and nothing of
-//! islands and syncers: whatever it changes, it changes through the bucket, as everybody does, and no run needs it.
+//! The HTTP interface of a bucket: policies to upload and look at, runs to look at and to switch to other policies. It knows the bucket, the log and
+//! policies, and nothing of islands and syncers: whatever it changes, it changes through the bucket, as everybody does, and no run needs it.
 //!
-//! `route` says what is asked for, `token` who may, `allowance` how often; `body` and `query` read what comes along; `policy` and `run` answer;
+//! `route` says what is asked for, `token` who may, `allowance` how often; `body` and `query` read what comes along; `policy`, `run` and `activation` answer;
 //! `problem` is every answer that is no success. `openapi.json` describes all of it, for people and for machines.
 //!
 //! What strangers can cost is bounded: connections, the size and the time of heads and bodies, uploads at once, one examination at a time, and
 //! requests a second for each token. There is no TLS; a server that others reach needs a proxy before it that has it, since tokens come in clear text.
 
+mod activation;
 mod allowance;
 mod body;
 mod policy;
@@ -59,6 +60,8 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 const DRAIN_MAX: Duration = Duration::from_secs(20);
 /// Uploads that are read at once.
 const UPLOADS_MAX: usize = 4;
+/// Seconds after which it is worth asking again for an examination.
+const EXAMINED_SECONDS: u64 = 5;
 /// Pause before the next connection is accepted, after one could not be.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -135,6 +138,7 @@ impl Service {
             Route::Component(hash) => policy::component(self, hash, query).await,
             Route::Runs => run::list(self, query).await,
             Route::Run(name) => run::status(self, &name, query).await,
+            Route::Activate(name) => activation::switch(self, caller, &name, query, &head.headers, body).await,
             Route::Health | Route::Document => unreachable!("answered above"),
         }
     }

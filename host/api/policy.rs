@@ -7,7 +7,8 @@ use super::problem::Problem;
 use super::query::Query;
 use super::token::Caller;
 use super::{Answer, Service, body, json};
-use crate::bucket::policy::{CONFIG_BYTES_MAX, Listed, Pushed, canonical};
+use crate::bucket::CONFIG_BYTES_MAX;
+use crate::bucket::policy::{Listed, Pushed, canonical};
 use crate::error::{Error, Kind};
 use crate::policy::{Card, Hash, Limits, bundled_name};
 use http_body_util::Full;
@@ -95,7 +96,7 @@ pub async fn upload(
         Problem::field("query.config", format!("a JSON object of at most {CONFIG_BYTES_MAX} bytes"), &config)
     })?;
     super::require_type(headers, "application/wasm")?;
-    let busy = |what| Problem::later(StatusCode::SERVICE_UNAVAILABLE, what, 5);
+    let busy = |what| Problem::later(StatusCode::SERVICE_UNAVAILABLE, what, super::EXAMINED_SECONDS);
     let _place = service.uploads.try_acquire().map_err(|_| busy("too many uploads at once").closing())?;
     let wasm = body::read(body, Limits::default().component_bytes_max).await?;
     let alone = service.admissions.clone().try_acquire_owned();

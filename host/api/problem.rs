@@ -5,6 +5,7 @@ use super::{Answer, json};
 use crate::error::{Error, Kind};
 use hyper::StatusCode;
 use hyper::header::{ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use serde_json::Value;
 
 /// Characters of what was found that are repeated.
 const FOUND_CHARS_MAX: usize = 200;
@@ -75,6 +76,12 @@ impl Problem {
         self.status
     }
 
+    /// The field that it names.
+    #[cfg(test)]
+    pub fn named(&self) -> Option<&str> {
+        self.field.as_deref()
+    }
+
     /// The answer.
     pub fn answer(self) -> Answer {
         let mut answer = json(
@@ -97,5 +104,17 @@ impl From<Error> for Problem {
             Kind::Fenced => Problem::new(StatusCode::CONFLICT, error.to_string()),
             Kind::Corrupt | Kind::Bug => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         }
+    }
+}
+
+/// What kind of JSON value this is, in words.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
     }
 }

@@ -26,11 +26,13 @@ pub enum Route {
     Runs,
     /// How a run stands.
     Run(String),
+    /// To switch a run to another policy.
+    Activate(String),
 }
 
 /// Every method and path, as the description has them.
 #[cfg(test)]
-const ALL: [(&str, &str); 8] = [
+const ALL: [(&str, &str); 9] = [
     ("get", "/healthz"),
     ("get", "/v1/openapi.json"),
     ("get", "/v1/policies"),
@@ -39,6 +41,7 @@ const ALL: [(&str, &str); 8] = [
     ("get", "/v1/policies/{hash}/component"),
     ("get", "/v1/runs"),
     ("get", "/v1/runs/{run}"),
+    ("post", "/v1/runs/{run}/activate"),
 ];
 
 impl Route {
@@ -76,6 +79,10 @@ impl Route {
             ["v1", "policies", text, "component"] => get(hash(text).map(Route::Component)),
             ["v1", "runs"] => get(Ok(Route::Runs)),
             ["v1", "runs", text] => get(run(text).map(Route::Run)),
+            ["v1", "runs", text, "activate"] => match *method {
+                Method::POST => run(text).map(Route::Activate),
+                _ => Err(Problem::method("POST", method.as_str())),
+            },
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "there is nothing at this path").at(
                 "path",
                 "one of those that GET /v1/openapi.json describes",
@@ -91,7 +98,7 @@ impl Route {
             Route::Policies | Route::Policy(_) | Route::Component(_) | Route::Runs | Route::Run(_) => {
                 Some(Access::Read)
             }
-            Route::Upload => Some(Access::Operate),
+            Route::Upload | Route::Activate(_) => Some(Access::Operate),
         }
     }
 }

@@ -6,8 +6,11 @@
 use super::problem::Problem;
 use super::query::Query;
 use super::{Answer, Service, json};
-use crate::bucket::record::{Body, Card, Entry, Fate, RunRecord};
-use crate::bucket::{Bucket, Ledger, Tail, run_names};
+use crate::activate::shape;
+use crate::bucket::record::{Body, Card, Entry, Fate, PolicyUse, RunRecord};
+use crate::bucket::{Bucket, Chosen, Ledger, Tail, run_names};
+use crate::outer::Fragments;
+use crate::policy::Role;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -25,7 +28,8 @@ const ENTRIES_LOOKED_AT: u64 = 16;
 pub struct Kept {
     /// Nonce of the run's record: a run that was removed and made anew is another.
     nonce: String,
-    tail: Tail,
+    /// The log itself.
+    pub tail: Tail,
     /// The last rounds that were committed and the islands merged in each, newest first.
     rounds: VecDeque<(u64, Vec<String>)>,
 }
@@ -40,32 +44,32 @@ pub async fn list(service: &Service, query: Option<&str>) -> Result<Answer, Prob
 /// `GET /v1/runs/RUN`: how it stands.
 pub async fn status(service: &Service, run: &str, query: Option<&str>) -> Result<Answer, Problem> {
     Query::parse(query)?.end(&[])?;
-    let (bucket, record) = find(service, run).await?;
+    let (bucket, record, _) = find(service, run).await?;
     let mut islands = Vec::new();
     for name in bucket.islands().await? {
         islands.extend(bucket.card(&name).await?.map(|card| (name, card)));
     }
     // Read after the heartbeats, so that nothing that they have read is missing.
-    let kept = follow(service, &bucket, &record).await?;
-    Ok(json(StatusCode::OK, &standing(&record, &kept, &islands)))
+    let kept = follow(service, run, &bucket, &record).await?;
+    Ok(json(StatusCode::OK, &standing(run, &record, &kept, &islands)))
 }
 
-/// A run and its record.
-pub async fn find(service: &Service, run: &str) -> Result<(Bucket, RunRecord), Problem> {
+/// A run, its record and its fragments. The record is input: one that this version would not have made is the bucket's fault, not the caller's.
+pub async fn find(service: &Service, run: &str) -> Result<(Bucket, RunRecord, Fragments), Problem> {
     let bucket = Bucket::new(service.store.clone(), run);
     let absent = || {
         Problem::new(StatusCode::NOT_FOUND, "this run is not here").at("path.run", "one that GET /v1/runs lists", run)
     };
     let record = bucket.run_record().await?.ok_or_else(absent)?;
-    Ok((bucket, record))
+    let (_, fragments) = shape(&record)
+        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("run {run}: {}", error.chain())))?;
+    Ok((bucket, record, fragments))
 }
 
-/// The log up to now.
-async fn follow(service: &Service, bucket: &Bucket, record: &RunRecord) -> Result<Kept, Problem> {
-    let run = &record.spec.run;
+/// The log of a run up to now.
+pub async fn follow(service: &Service, run: &str, bucket: &Bucket, record: &RunRecord) -> Result<Kept, Problem> {
     let known = service.kept.lock().unwrap_or_else(PoisonError::into_inner).get(run).cloned();
-    let known = known.filter(|kept| kept.nonce == record.nonce);
-    let mut kept = match known {
+    let mut kept = match known.filter(|kept| kept.nonce == record.nonce) {
         Some(kept) => kept,
         None => {
             let mut tail = Tail::of(bucket, record).await?;
@@ -84,7 +88,7 @@ async fn follow(service: &Service, bucket: &Bucket, record: &RunRecord) -> Resul
     if all.len() >= KEPT_MAX && !all.contains_key(run) {
         all.pop_first();
     }
-    all.insert(run.clone(), kept.clone());
+    all.insert(run.to_string(), kept.clone());
     Ok(kept)
 }
 
@@ -108,21 +112,21 @@ async fn last_rounds(bucket: &Bucket, next: u64) -> Result<VecDeque<(u64, Vec<St
     Ok(rounds)
 }
 
-fn standing(record: &RunRecord, kept: &Kept, islands: &[(String, Card)]) -> Value {
+fn standing(run: &str, record: &RunRecord, kept: &Kept, islands: &[(String, Card)]) -> Value {
     let ledger = &kept.tail.ledger;
     let rounds: Vec<Value> =
         kept.rounds.iter().map(|(round, islands)| json!({ "round": round, "islands": islands })).collect();
     let breadth: Vec<Value> =
         ledger.breadth.iter().map(|(islands, rounds)| json!({ "islands": islands, "rounds": rounds })).collect();
     json!({
-        "run": record.spec.run,
+        "run": run,
         "chaos": record.chaos,
         "stopped": ledger.stopped,
         "log_entries": ledger.next,
         "void_entries": ledger.void.len(),
         "term": ledger.term,
         "acting": ledger.acting,
-        "policies": { "codec": record.codec, "merge": record.merge },
+        "policies": { "codec": filled(ledger, Role::Codec), "merge": filled(ledger, Role::Merge) },
         "rounds": { "next": ledger.next_round, "committed": ledger.rounds_committed(), "skipped": ledger.rounds_skipped() },
         "tokens": { "merged": ledger.tokens(), "budget": record.spec.tokens },
         "offers": ledger.fates,
@@ -131,6 +135,16 @@ fn standing(record: &RunRecord, kept: &Kept, islands: &[(String, Card)]) -> Valu
         "islands": islands.iter().map(|(name, card)| island(name, card, ledger)).collect::<Vec<Value>>(),
         "last_rounds": rounds,
     })
+}
+
+/// Who fills a role in the next round to be closed, and who will.
+fn filled(ledger: &Ledger, role: Role) -> Value {
+    let told = |(since, chosen): (u64, &Chosen)| {
+        let PolicyUse { name, hash, config } = &chosen.policy;
+        json!({ "policy": hash, "name": name, "config": config, "from_round": since, "gave_up": chosen.failed })
+    };
+    let ahead: Vec<Value> = ledger.active.ahead(role, ledger.next_round).map(told).collect();
+    json!({ "active": told(ledger.active.since(role, ledger.next_round)), "ahead": ahead })
 }
 
 fn island(name: &str, card: &Card, ledger: &Ledger) -> Value {

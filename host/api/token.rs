@@ -39,7 +39,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Reads tokens: one a line or after a comma, `read NAME TOKEN` or `operate NAME TOKEN`; `#` begins a comment.
+    /// Reads tokens: one a line or after a comma, `read NAME TOKEN` or `operate NAME TOKEN`; `#` before a word begins a comment.
     ///
     /// # Errors
     /// Invalid, with the place in `origin`; never with a token.
@@ -47,7 +47,10 @@ impl Tokens {
         let mut callers: Vec<Caller> = Vec::new();
         let (mut names, mut hashes) = (BTreeSet::new(), BTreeSet::new());
         for (index, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or_default();
+            // Within a word, so within a token, it is a character like others.
+            let begins = |at: &usize| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+            let comment = line.match_indices('#').map(|(at, _)| at).find(begins);
+            let line = &line[..comment.unwrap_or(line.len())];
             for entry in line.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
                 let wrong = |what: String| Error::invalid(format!("{origin}, line {}: {what}", index + 1));
                 let words: Vec<&str> = entry.split_whitespace().collect();
@@ -149,6 +152,13 @@ mod tests {
                 assert_eq!(found(other), None, "{other}");
             }
         }
+    }
+
+    #[test]
+    fn a_token_with_a_sign_in_it_that_begins_comments_is_taken_whole() {
+        let whole = format!("{A}#{B}");
+        let tokens = Tokens::parse(&format!("read board {whole} # who looks, and more"), "t").unwrap();
+        assert_eq!((tokens.find(&whole), tokens.find(A)), (Some(0), None));
     }
 
     #[test]

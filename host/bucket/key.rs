@@ -297,8 +297,9 @@ mod tests {
             let hash = "ab".repeat(32);
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment(3, round, &hash)), Some(round));
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment_state(3, round, &hash)), Some(round));
-            prop_assert_eq!(parse_policy(&policy(&hash)), Some(hash.as_str()));
-            prop_assert_eq!(parse_policy(&policy_card(&hash)), None);
+            let (component, card) = (policy(&hash), policy_card(&hash));
+            prop_assert_eq!(parse_policy(&component), Some(hash.as_str()));
+            prop_assert_eq!(parse_policy(&card), None);
         }
 
         #[test]

@@ -1,5 +1,6 @@
 //! Putting the parts of a role together: a bucket from its URL, a run from its record, an island's engine, a syncer's policies.
 
+use crate::activate::shape;
 use crate::bucket::record::RunRecord;
 use crate::bucket::{Bucket, Location, Shelf, doctor, run_names};
 use crate::clock::Duration;
@@ -138,17 +139,7 @@ impl Run {
 
     /// The run of this record.
     pub fn of(bucket: Bucket, record: RunRecord) -> Result<Run> {
-        record.spec.check("run.json")?;
-        let layout = Layout::of(&record.spec.model_config());
-        let fragments = Fragments::partition(&layout, record.spec.outer.fragments)?;
-        if fragments.fingerprint() != record.layout || fragments.count() != record.fragments {
-            return Err(Error::invalid(format!(
-                "run {}: its model's layout is {}, this version of tombolo makes {} of its spec; use the version that made the run",
-                record.spec.run,
-                record.layout,
-                fragments.fingerprint()
-            )));
-        }
+        let (layout, fragments) = shape(&record)?;
         Ok(Run { bucket, record, layout, fragments: Arc::new(fragments) })
     }
 

@@ -21,7 +21,7 @@ use support::program::{SMALL, Workshop, signal};
 use support::server::find;
 use tombolo::bucket::{Policies, Tail};
 use tombolo::nonce::sha256;
-use tombolo::policy::bundled_wasm;
+use tombolo::policy::{Role, bundled_wasm};
 
 fn workshop() -> Workshop {
     Workshop::new("run = \"small\"\ntokens = 60000\nislands = 2", SMALL)
@@ -305,18 +305,72 @@ fn a_run_stands_as_its_log_says() {
         tail.advance(&bucket, usize::MAX).await.expect("read");
         (tail.ledger, Policies::new(bucket.store().clone()).list(None, 9).await.expect("listed"))
     });
+    let merge = ledger.active.at(Role::Merge, ledger.next_round);
     assert_eq!(first["rounds"]["committed"].as_u64(), Some(ledger.rounds_committed()));
     assert_eq!(first["tokens"]["merged"].as_u64(), Some(ledger.tokens()));
     assert_eq!(first["offers"]["merged"].as_u64(), Some(ledger.fates.merged));
     assert_eq!(first["stopped"].as_str(), ledger.stopped.as_deref());
     assert_eq!(first["log_entries"].as_u64(), Some(ledger.next));
-    assert_eq!(first["policies"]["merge"]["hash"].as_str(), Some(&*ledger.merge));
+    assert_eq!(first["policies"]["merge"]["active"]["policy"].as_str(), Some(&*merge.hash));
     assert_eq!(first["last_rounds"][0]["round"].as_u64(), Some(ledger.next_round - 1));
     assert_eq!(first["islands"][1]["island"].as_str(), Some("island-1"));
     assert_eq!(first["islands"][1]["state"].as_str(), Some("done"));
     let told = server.get("/v1/policies").json();
     assert_eq!(told["policies"].as_array().map(Vec::len), Some(policies.len()));
     assert!(workshop.run_well("policy list file:bucket").stdout.contains("comes with the program"));
+}
+
+#[test]
+fn a_run_is_switched_to_a_policy_of_the_bucket_that_fits_it_and_to_no_other() {
+    let workshop = workshop();
+    workshop.run_well("submit spec.toml --bucket file:bucket");
+    let server = Server::start(&workshop);
+    let post = |token: &str, kind: &str, body: &str| {
+        let headers = format!("Content-Type: {kind}\r\n");
+        server.request("POST", "/v1/runs/small/activate", Some(token), &headers, body.as_bytes())
+    };
+    let wanted =
+        |role: &str, policy: &str, more: &str| format!("{{\"role\":\"{role}\",\"policy\":\"{policy}\"{more}}}");
+    let ask = |role: &str, policy: &str, more: &str| post(OPERATE, "application/json", &wanted(role, policy, more));
+    let median = sha256(bundled_wasm("median").expect("bundled"));
+    ask("merge", &median, "").problem(422, "body.policy");
+    assert_eq!(server.upload("", bundled_wasm("median").expect("bundled")).status, 201);
+
+    let body = wanted("merge", &median, "");
+    post(READ, "application/json", &body).problem(403, "header.authorization");
+    post(OPERATE, "text/plain", &body).problem(415, "header.content-type");
+    ask("pace", &median, "").problem(400, "body.role");
+    ask("merge", &median, ",\"form_round\":3").problem(400, "body");
+    let (expected, _) = ask("merge", &median, ",\"from_round\":0").problem(409, "body.from_round");
+    let next: u64 = expected.strip_suffix(" or later").and_then(|round| round.parse().ok()).expect("a round");
+    let (_, found) = ask("codec", &median, "").problem(422, "body.policy");
+    assert!(found.contains("has no role codec"), "{found}");
+    let (_, found) = ask("merge", &median, ",\"config\":{\"speed\":1}").problem(422, "body.policy");
+    assert!(found.contains("speed"), "{found}");
+    let head = server.request(
+        "POST",
+        "/v1/runs/absent/activate",
+        Some(OPERATE),
+        "Content-Type: application/json\r\n",
+        body.as_bytes(),
+    );
+    head.problem(404, "path.run");
+    let before = server.get("/v1/runs/small").json();
+    assert_eq!(
+        (before["log_entries"].as_u64(), before["policies"]["merge"]["ahead"].as_array().map(Vec::len)),
+        (Some(1), Some(0))
+    );
+
+    let switched = ask("merge", &median, ",\"config\":{\"eta\":0.5},\"from_round\":\"next\"").json();
+    let config = "{\"eta\":0.5}";
+    let expected = serde_json::json!({ "run": "small", "role": "merge", "policy": median, "config": config, "from_round": next, "log_entry": 1 });
+    assert_eq!(switched, expected);
+    let after = server.get("/v1/runs/small").json();
+    let chosen = serde_json::json!({ "policy": median, "name": "median", "config": config, "from_round": next, "gave_up": null });
+    assert_eq!(after["policies"]["merge"]["ahead"], serde_json::json!([chosen]));
+    let status = workshop.run_well("status file:bucket").stdout;
+    assert!(status.contains(&format!("from round {next} on: median")), "{status}");
+    assert!(server.process.stderr().contains(&format!("ci: run small: merge policy {median} from round {next} on")));
 }
 
 #[test]
@@ -344,5 +398,5 @@ fn the_interface_is_what_its_description_says() {
         .expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("Selected: 7/7") && said.contains("Tested: 7"), "{said}");
+    assert!(said.contains("Selected: 8/8") && said.contains("Tested: 8"), "{said}");
 }
