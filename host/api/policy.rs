@@ -7,7 +7,6 @@ use super::problem::Problem;
 use super::query::Query;
 use super::token::Caller;
 use super::{Answer, Service, body, json};
-use crate::bucket::CONFIG_BYTES_MAX;
 use crate::bucket::policy::{Listed, Pushed, canonical};
 use crate::error::{Error, Kind};
 use crate::policy::{Card, Hash, Limits, bundled_name};
@@ -17,6 +16,8 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use hyper::{Response, StatusCode};
 use std::sync::Arc;
 
+/// Bytes of a configuration in a query: percent-encoded it fits into a head.
+const CONFIG_BYTES_MAX: usize = 8 << 10;
 /// Policies in one answer, at most.
 const LISTED_MAX: usize = 100;
 
@@ -92,7 +93,8 @@ pub async fn upload(
     let mut query = Query::parse(query)?;
     let config = query.take("config").unwrap_or_default();
     query.end(&["config"])?;
-    let config = canonical(&config).map_err(|_| {
+    let canonical = canonical(&config).ok().filter(|_| config.len() <= CONFIG_BYTES_MAX);
+    let config = canonical.ok_or_else(|| {
         Problem::field("query.config", format!("a JSON object of at most {CONFIG_BYTES_MAX} bytes"), &config)
     })?;
     super::require_type(headers, "application/wasm")?;
