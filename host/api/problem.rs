@@ -10,9 +10,12 @@ use serde_json::Value;
 /// Characters of what was found that are repeated.
 const FOUND_CHARS_MAX: usize = 200;
 
-/// An answer that is no success.
+/// An answer that is no success. Boxed, since it is the rare end of every function here.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Problem {
+pub struct Problem(Box<Said>);
+
+#[derive(Debug, Clone, PartialEq)]
+struct Said {
     status: StatusCode,
     what: String,
     field: Option<String>,
@@ -24,7 +27,8 @@ pub struct Problem {
 impl Problem {
     /// A problem with this status.
     pub fn new(status: StatusCode, what: impl Into<String>) -> Problem {
-        Problem { status, what: what.into(), field: None, expected: None, found: None, headers: Vec::new() }
+        let what = what.into();
+        Problem(Box::new(Said { status, what, field: None, expected: None, found: None, headers: Vec::new() }))
     }
 
     /// Something of the request is not what it should be (400): which part, what was expected, what was found.
@@ -33,12 +37,13 @@ impl Problem {
     }
 
     /// Says which part of the request it is about, what was expected there and what was found.
-    pub fn at(self, field: &str, expected: impl Into<String>, found: impl AsRef<str>) -> Problem {
+    pub fn at(mut self, field: &str, expected: impl Into<String>, found: impl AsRef<str>) -> Problem {
         let mut shown: String = found.as_ref().chars().take(FOUND_CHARS_MAX).collect();
         if shown.len() < found.as_ref().len() {
             shown.push('…');
         }
-        Problem { field: Some(field.into()), expected: Some(expected.into()), found: Some(shown), ..self }
+        (self.0.field, self.0.expected, self.0.found) = (Some(field.into()), Some(expected.into()), Some(shown));
+        self
     }
 
     /// Not at this time (429 or 503): come again after so many seconds.
@@ -66,31 +71,28 @@ impl Problem {
     }
 
     fn with(mut self, name: HeaderName, value: HeaderValue) -> Problem {
-        self.headers.push((name, value));
+        self.0.headers.push((name, value));
         self
     }
 
     /// The status that is answered.
     #[cfg(test)]
     pub fn status(&self) -> StatusCode {
-        self.status
+        self.0.status
     }
 
     /// The field that it names.
     #[cfg(test)]
     pub fn named(&self) -> Option<&str> {
-        self.field.as_deref()
+        self.0.field.as_deref()
     }
 
     /// The answer.
     pub fn answer(self) -> Answer {
-        let mut answer = json(
-            self.status,
-            &serde_json::json!({
-                "error": { "what": self.what, "field": self.field, "expected": self.expected, "found": self.found }
-            }),
-        );
-        answer.headers_mut().extend(self.headers);
+        let Said { status, what, field, expected, found, headers } = *self.0;
+        let error = serde_json::json!({ "what": what, "field": field, "expected": expected, "found": found });
+        let mut answer = json(status, &serde_json::json!({ "error": error }));
+        answer.headers_mut().extend(headers);
         answer
     }
 }

@@ -170,7 +170,7 @@ fn only_what_is_admitted_is_stored_and_a_card_speaks_for_its_own_component_alone
         assert!(!both.admits(Role::Codec, "") && !both.admits(Role::Merge, r#"{"momentum":0.6}"#));
         let both = policies.card(card.policy).await.expect("an answer").expect("a card");
         let listed = Listed { policy: card.policy, component_bytes: mean.len() as u64, card: Some(both.clone()) };
-        assert_eq!(policies.list(None, 9).await.expect("listed"), [listed.clone()]);
+        assert_eq!(policies.list(None, 9).await.expect("listed"), std::slice::from_ref(&listed));
         assert_eq!(policies.list(Some(card.policy), 9).await.expect("listed"), [], "after the last one");
 
         // Not admitted: a card for another component, one that says that it was refused, one that is none; and no card at all.
