@@ -12,6 +12,7 @@ use crate::policy::{self, Codec, Contribution, Policy, Role, Round, Runtime, adm
 use crate::spec::Spec;
 use crate::syncer::{RoundInput, merge_round};
 use std::sync::Arc;
+use tombolo_engine::Layout;
 
 /// Entries of others that may come first before a switch is given up.
 const TRIES_MAX: usize = 1000;
@@ -23,6 +24,25 @@ pub struct Switch {
     pub seq: u64,
     /// The first round in which the policy fills its role.
     pub from_round: u64,
+}
+
+/// The layout and the fragments of the run that has this record.
+///
+/// # Errors
+/// Invalid: this version would not have made it.
+pub fn shape(record: &RunRecord) -> Result<(Layout, Fragments)> {
+    record.spec.check("run.json")?;
+    let layout = Layout::of(&record.spec.model_config());
+    let fragments = Fragments::partition(&layout, record.spec.outer.fragments)?;
+    if fragments.fingerprint() != record.layout || fragments.count() != record.fragments {
+        return Err(Error::invalid(format!(
+            "run {}: its model's layout is {}, this version of tombolo makes {} of its spec; use the version that made the run",
+            record.spec.run,
+            record.layout,
+            fragments.fingerprint()
+        )));
+    }
+    Ok((layout, fragments))
 }
 
 /// Holds that a component keeps the contract of `role` under `config`; speeds are not measured.
@@ -104,7 +124,7 @@ pub async fn require_fit(
     if !object || config.starts_with(char::is_whitespace) {
         return Err(Error::invalid("config: expected a JSON object, or nothing"));
     }
-    let wasm = bucket.policy(hash).await?;
+    let wasm = bucket.policies().component(hash).await?;
     let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
     require_admission(name, &loaded, role, config)?;
     try_on(role, &loaded, config, &record.spec, fragments)

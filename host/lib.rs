@@ -2,9 +2,10 @@
 //! WebAssembly policies decide how updates are compressed and merged.
 //!
 //! Modules import one way, each only those above it: `error`, `nonce`, `clock`, `spec`; `policy`, `data`, `report`, `score`; `outer`; `bucket`; `event`;
-//! `island` and `syncer` (which never import each other); `activate`; `sim`; `cli`.
+//! `island` and `syncer` (which never import each other); `activate`; `api`; `sim`; `cli`.
 
 pub mod activate;
+pub mod api;
 pub mod bucket;
 pub mod cli;
 pub mod clock;

@@ -304,6 +304,18 @@ fn island_and_syncer_never_import_each_other() {
 }
 
 #[test]
+fn the_http_interface_sees_the_bucket_the_log_and_policies_only() {
+    let mut problems = Vec::new();
+    for source in host().filter(|s| module(&s.path) == "api") {
+        let wrong = ["cli", "data", "island", "report", "score", "sim", "syncer"];
+        for (named, line) in named_modules(source).into_iter().filter(|(named, _)| wrong.contains(&named.as_str())) {
+            problems.push(format!("{}:{line}: imports {named}", source.path));
+        }
+    }
+    hold(&problems);
+}
+
+#[test]
 fn policy_and_engine_know_nothing_of_the_host_and_data_and_report_nothing_of_the_bucket() {
     let mut problems = Vec::new();
     for source in host() {

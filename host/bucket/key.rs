@@ -53,6 +53,26 @@ pub fn policy(hash: &str) -> Path {
     Path::from(format!("policy/{hash}.wasm"))
 }
 
+/// `policy/<sha256>.json`: the card of the admission of that component.
+///
+/// # Panics
+/// As [`policy`].
+pub fn policy_card(hash: &str) -> Path {
+    assert!(is_hash(hash), "a policy is named by its SHA-256");
+    Path::from(format!("policy/{hash}.json"))
+}
+
+/// The folder of all components and their cards.
+pub fn policies() -> Path {
+    Path::from("policy")
+}
+
+/// The hash in a key that [`policy`] makes; none for every other key.
+pub fn parse_policy(key: &Path) -> Option<&str> {
+    let hash = key.as_ref().strip_prefix("policy/")?.strip_suffix(".wasm")?;
+    is_hash(hash).then_some(hash)
+}
+
 /// The folder of all examinations of the store; nothing in it outlives its examination on purpose.
 pub fn doctors() -> Path {
     Path::from("doctor")
@@ -277,6 +297,9 @@ mod tests {
             let hash = "ab".repeat(32);
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment(3, round, &hash)), Some(round));
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment_state(3, round, &hash)), Some(round));
+            let (component, card) = (policy(&hash), policy_card(&hash));
+            prop_assert_eq!(parse_policy(&component), Some(hash.as_str()));
+            prop_assert_eq!(parse_policy(&card), None);
         }
 
         #[test]

@@ -2,7 +2,7 @@
 //!
 //! `key` spells keys, `create` is the one primitive, `doctor` tries whether a store has what this rests on, `record` and `payload` are the two kinds of objects, `ledger` says what the log means.
 //! `location`, `client` and `provision` know where buckets can be.
-//! [`Bucket`] is one run in one bucket, with one method per kind of object.
+//! [`Bucket`] is one run in one bucket, with one method per kind of object; [`Policies`] are what all runs of a bucket share.
 
 mod active;
 mod client;
@@ -16,6 +16,7 @@ mod ledger;
 mod lineage;
 mod location;
 pub mod payload;
+pub mod policy;
 pub mod provision;
 mod rate;
 pub mod record;
@@ -33,8 +34,9 @@ pub use key::{Keys, OfferId};
 pub use ledger::{Account, CONFIG_BYTES_MAX, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;
 pub use location::Location;
+pub use policy::Policies;
 pub use rate::{Queue, Rate, rated};
-pub use run::Bucket;
+pub use run::{Bucket, run_names};
 pub use shelf::Shelf;
 pub use spool::{Flat, MEMORY_BYTES, Vector};
 pub use tail::{STATE_EVERY, Tail};

@@ -3,9 +3,9 @@
 
 use super::key::{self, Keys, OfferId};
 use super::record::{Beat, Card, Claim, Entry, FORMAT, RunRecord};
-use super::{Created, Ledger, create};
+use super::{Created, Ledger, Policies, create};
 use crate::error::{Error, Kind, Result};
-use crate::nonce::{nonce, sha256};
+use crate::nonce::nonce;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
@@ -33,6 +33,60 @@ fn json<T: Serialize>(record: &T) -> Bytes {
     serde_json::to_vec(record).expect("records serialise").into()
 }
 
+/// The bytes of a small object, whole; none if it is absent.
+pub(super) async fn read(store: &dyn ObjectStore, key: &Path, bytes_max: u64) -> Result<Option<Bytes>> {
+    let unavailable = |e| Error::unavailable(format!("{key}: cannot be read")).because(e);
+    match store.get(key).await {
+        Ok(found) if found.meta.size > bytes_max => {
+            Err(Error::corrupt(format!("{key}: expected at most {bytes_max} bytes, found {}", found.meta.size)))
+        }
+        Ok(found) => {
+            let announced = found.meta.size;
+            let bytes = found.bytes().await.map_err(unavailable)?;
+            // A body that was cut off on its way must not be taken for what the bucket holds.
+            if bytes.len() as u64 != announced {
+                return Err(Error::unavailable(format!("{key}: expected {announced} bytes, found {}", bytes.len())));
+            }
+            Ok(Some(bytes))
+        }
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(unavailable(error)),
+    }
+}
+
+/// Keys (and sizes) below a folder, sorted by key.
+pub(super) async fn list(store: &dyn ObjectStore, folder: &Path) -> Result<Vec<(Path, u64)>> {
+    let listed: std::result::Result<Vec<_>, StoreError> =
+        store.list(Some(folder)).map_ok(|meta| (meta.location, meta.size)).try_collect().await;
+    match listed {
+        Ok(mut keys) => {
+            keys.sort();
+            Ok(keys)
+        }
+        Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
+        Err(error) => Err(Error::unavailable(format!("{folder}: cannot be listed")).because(error)),
+    }
+}
+
+/// Names of the runs in a store, sorted.
+///
+/// # Errors
+/// Unavailable.
+pub async fn run_names(store: &dyn ObjectStore) -> Result<Vec<String>> {
+    let listed = store.list_with_delimiter(None).await.map_err(|e| {
+        Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e)
+    })?;
+    let mut names = Vec::new();
+    for prefix in listed.common_prefixes {
+        let Some(name) = prefix.filename().filter(|n| key::is_run_name(n)) else { continue };
+        if store.head(&Keys::new(name).run()).await.is_ok() {
+            names.push(name.to_string());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 impl Bucket {
     /// The run called `run` in `store`.
     pub fn new(store: Arc<dyn ObjectStore>, run: &str) -> Bucket {
@@ -50,27 +104,7 @@ impl Bucket {
     }
 
     async fn get(&self, key: &Path) -> Result<Option<Bytes>> {
-        let unavailable = |e| Error::unavailable(format!("{key}: cannot be read")).because(e);
-        match self.store.get(key).await {
-            Ok(found) if found.meta.size > RECORD_BYTES_MAX => Err(Error::corrupt(format!(
-                "{key}: expected a record of at most {RECORD_BYTES_MAX} bytes, found {}",
-                found.meta.size
-            ))),
-            Ok(found) => {
-                let announced = found.meta.size;
-                let bytes = found.bytes().await.map_err(unavailable)?;
-                // A body that was cut off on its way must not be taken for what the bucket holds.
-                if bytes.len() as u64 != announced {
-                    return Err(Error::unavailable(format!(
-                        "{key}: expected {announced} bytes, found {}",
-                        bytes.len()
-                    )));
-                }
-                Ok(Some(bytes))
-            }
-            Err(StoreError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(unavailable(error)),
-        }
+        read(&*self.store, key, RECORD_BYTES_MAX).await
     }
 
     async fn get_json<T: DeserializeOwned>(&self, key: &Path) -> Result<Option<T>> {
@@ -87,16 +121,7 @@ impl Bucket {
 
     /// Keys (and sizes) below a folder, sorted by key.
     pub(super) async fn list(&self, folder: &Path) -> Result<Vec<(Path, u64)>> {
-        let listed: std::result::Result<Vec<_>, StoreError> =
-            self.store.list(Some(folder)).map_ok(|meta| (meta.location, meta.size)).try_collect().await;
-        match listed {
-            Ok(mut keys) => {
-                keys.sort();
-                Ok(keys)
-            }
-            Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
-            Err(error) => Err(Error::unavailable(format!("{folder}: cannot be listed")).because(error)),
-        }
+        list(&*self.store, folder).await
     }
 
     /// Removes an object; one that is already gone is no error.
@@ -187,40 +212,9 @@ impl Bucket {
         self.put(&self.keys.state(ledger.next), json(ledger)).await
     }
 
-    /// Stores a component under its hash, and returns that.
-    ///
-    /// # Errors
-    /// Unavailable.
-    pub async fn put_policy(&self, wasm: &[u8]) -> Result<String> {
-        let hash = sha256(wasm);
-        let key = key::policy(&hash);
-        if self.get(&key).await?.is_none_or(|found| sha256(&found) != hash) {
-            self.put(&key, Bytes::copy_from_slice(wasm)).await?;
-        }
-        Ok(hash)
-    }
-
-    /// The component with this hash.
-    ///
-    /// # Errors
-    /// Unavailable; corrupt if it is absent (whoever names a policy has put it there before), or its bytes are not those that the hash names.
-    pub async fn policy(&self, hash: &str) -> Result<Bytes> {
-        if hash.parse::<crate::policy::Hash>().is_err() {
-            return Err(Error::corrupt(format!(
-                "expected the SHA-256 of a policy as 64 hexadecimal digits, found `{}`",
-                hash.escape_debug()
-            )));
-        }
-        let key = key::policy(hash);
-        let bytes =
-            self.get(&key).await?.ok_or_else(|| Error::corrupt(format!("{key}: this policy is not in the bucket")))?;
-        let found = sha256(&bytes);
-        if found != hash {
-            return Err(Error::corrupt(format!(
-                "{key}: expected these bytes to have the hash in their name, found {found}"
-            )));
-        }
-        Ok(bytes)
+    /// The policies of the bucket, which all runs share.
+    pub fn policies(&self) -> Policies {
+        Policies::new(self.store.clone())
     }
 
     /// Offers of a round and their sizes in bytes, sorted.

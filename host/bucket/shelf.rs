@@ -61,7 +61,7 @@ impl Shelf {
         let Some((runtime, bucket)) = &self.source else {
             return Err(Error::invalid(format!("{}: is not among those of this run", place())));
         };
-        let wasm = bucket.policy(&which.hash).await?;
+        let wasm = bucket.policies().component(&which.hash).await?;
         // Compiling can take a second; other tasks go on meanwhile where there are threads for it.
         let threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
         let load = || runtime.load(&wasm);

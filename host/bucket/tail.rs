@@ -1,6 +1,6 @@
 //! Following the log: a [`Ledger`] and the way to bring it up to date.
 
-use super::record::Entry;
+use super::record::{Entry, RunRecord};
 use super::{Bucket, Ledger, Violation};
 use crate::error::Result;
 
@@ -21,6 +21,14 @@ impl Tail {
     /// A reader that has read nothing.
     pub fn new(ledger: Ledger) -> Tail {
         Tail { ledger }
+    }
+
+    /// A reader of the log of the run that has this record, which starts as [`Tail::join`] does.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub async fn of(bucket: &Bucket, record: &RunRecord) -> Result<Tail> {
+        Tail::join(bucket, Ledger::of(record)).await
     }
 
     /// Starts from the newest state in the bucket, so that a joiner need not read the whole log.

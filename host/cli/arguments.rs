@@ -4,6 +4,7 @@ use crate::bucket::Rate;
 use crate::clock::Duration;
 use crate::policy::Role;
 use clap::{Args, Parser, Subcommand};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Train one language model on many islands of compute that meet only in an object-storage bucket.
@@ -38,6 +39,8 @@ pub enum Command {
     Bucket(BucketArguments),
     /// Write and check policies: a crate to begin with, and whether a run may use a component
     Policy(PolicyArguments),
+    /// Serve a bucket over HTTP: upload policies, look at runs
+    Serve(ServeArguments),
     /// Train on this machine like `run` while plugs are pulled on a schedule of the seed, and report what it cost
     Chaos(ChaosArguments),
     /// Simulate fleets under fire on virtual time, a seed each, and check every invariant
@@ -306,6 +309,12 @@ pub enum PolicyCommand {
     Replay(PolicyReplayArguments),
     /// Let a merge policy follow a run in the shadow of the active one: the next rounds are merged with it, too, and nothing is written
     Shadow(PolicyShadowArguments),
+    /// Put a component through admission, and into a bucket with its card
+    Push(PolicyPushArguments),
+    /// List the policies of a bucket, and what they were admitted as
+    List(PolicyListArguments),
+    /// Print the card of a policy of a bucket
+    Show(PolicyShowArguments),
 }
 
 /// A merge policy that is tried on real rounds.
@@ -360,6 +369,67 @@ pub struct PolicyActivateArguments {
     /// The first round that it fills the role in (default: the first that nobody can offer for yet)
     #[arg(long, value_name = "ROUND")]
     pub from_round: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ServeArguments {
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// Address and port to listen on; port 0 for any that is free
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// File with the tokens, one a line: `read NAME TOKEN` or `operate NAME TOKEN` (default: the environment variable TOMBOLO_TOKENS, which holds such
+    /// lines, or the same separated by commas)
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyPushArguments {
+    /// The component's file, or the name of a bundled policy
+    #[arg(value_name = "FILE")]
+    pub file: String,
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    #[arg(long, value_name = "URL")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// Configuration to admit it under (default: none, which means the policy's own defaults)
+    #[arg(long, value_name = "JSON")]
+    pub config: Option<String>,
+    /// The card as one JSON object instead of a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyListArguments {
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// One JSON array with the cards instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PolicyShowArguments {
+    /// The bucket: file:DIR, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX
+    #[arg(value_name = "BUCKET")]
+    pub bucket: String,
+    /// Hash of the policy, or how it begins
+    #[arg(value_name = "HASH")]
+    pub policy: String,
+    #[command(flatten)]
+    pub server: Server,
+    /// The card as one JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -1,7 +1,8 @@
 //! Putting the parts of a role together: a bucket from its URL, a run from its record, an island's engine, a syncer's policies.
 
+use crate::activate::shape;
 use crate::bucket::record::RunRecord;
-use crate::bucket::{Bucket, Location, Shelf, doctor};
+use crate::bucket::{Bucket, Location, Shelf, doctor, run_names};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, CorpusLimits, Source};
 use crate::error::{Error, Result};
@@ -101,7 +102,7 @@ impl Run {
     /// # Errors
     /// No such run, or several and no name; an unreadable bucket.
     pub async fn find(store: Arc<dyn ObjectStore>, location: &Location, name: Option<&str>) -> Result<Run> {
-        let names = run_names(&store).await?;
+        let names = run_names(&*store).await?;
         let known = || if names.is_empty() { "none".to_string() } else { names.join(", ") };
         let name = match (name, names.as_slice()) {
             (Some(name), _) if names.iter().any(|n| n == name) => name.to_string(),
@@ -137,17 +138,7 @@ impl Run {
 
     /// The run of this record, in a bucket at `location`.
     pub fn of(bucket: Bucket, record: RunRecord, location: &Location) -> Result<Run> {
-        record.spec.check("run.json")?;
-        let layout = Layout::of(&record.spec.model_config());
-        let fragments = Fragments::partition(&layout, record.spec.outer.fragments)?;
-        if fragments.fingerprint() != record.layout || fragments.count() != record.fragments {
-            return Err(Error::invalid(format!(
-                "run {}: its model's layout is {}, this version of tombolo makes {} of its spec; use the version that made the run",
-                record.spec.run,
-                record.layout,
-                fragments.fingerprint()
-            )));
-        }
+        let (layout, fragments) = shape(&record)?;
         Ok(Run { bucket, record, layout, fragments: Arc::new(fragments), beat_every: location.beat_every()? })
     }
 
@@ -208,23 +199,6 @@ impl Run {
             beat_every: self.beat_every,
         })
     }
-}
-
-/// Names of the runs in a store, sorted.
-pub async fn run_names(store: &Arc<dyn ObjectStore>) -> Result<Vec<String>> {
-    use object_store::ObjectStoreExt;
-    let listed = store.list_with_delimiter(None).await.map_err(|e| {
-        Error::unavailable("the bucket cannot be listed; check its name, the endpoint and the credentials").because(e)
-    })?;
-    let mut names = Vec::new();
-    for prefix in listed.common_prefixes {
-        let Some(name) = prefix.filename().filter(|n| crate::bucket::key::is_run_name(n)) else { continue };
-        if store.head(&crate::bucket::Keys::new(name).run()).await.is_ok() {
-            names.push(name.to_string());
-        }
-    }
-    names.sort();
-    Ok(names)
 }
 
 /// Cores of this machine.

@@ -15,8 +15,7 @@ use tombolo_engine::{Model, Sampling, generate};
 /// # Errors
 /// The bucket does not answer, or the run has no start entry yet.
 pub async fn current_ledger(run: &Run) -> Result<Ledger> {
-    let empty = Ledger::of(&run.record);
-    let mut tail = Tail::join(&run.bucket, empty).await?;
+    let mut tail = Tail::of(&run.bucket, &run.record).await?;
     tail.advance(&run.bucket, usize::MAX).await?;
     if tail.ledger.versions.is_empty() {
         return Err(Error::unavailable(format!("run {}: has no start entry in its log yet", run.record.spec.run)));

@@ -21,6 +21,7 @@ mod policy;
 mod replay;
 mod role;
 mod run;
+mod serve;
 mod status;
 mod submit;
 mod supervise;
@@ -76,7 +77,8 @@ async fn dispatch(command: Command) -> Result<()> {
             .map_err(|e| crate::error::Error::bug("the simulation panicked").because(e))?,
         Command::Doctor(arguments) => doctor::command(arguments).await,
         Command::Bucket(arguments) => bucket::command(arguments).await,
-        Command::Policy(arguments) => policy::command(&arguments.command).await,
+        Command::Policy(arguments) => policy::command(arguments.command).await,
+        Command::Serve(arguments) => serve::command(arguments).await,
         Command::Generate(arguments) => export::generate_command(&arguments),
     }
 }

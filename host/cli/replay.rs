@@ -2,13 +2,13 @@
 
 use super::arguments::{CandidateArguments, PolicyReplayArguments, PolicyShadowArguments, Target};
 use super::assembly::{Run, cores, policy_runtime};
-use super::policy::read;
+use super::policy::component;
 use super::role::location;
 use crate::bucket::Shelf;
 use crate::bucket::record::PolicyUse;
 use crate::error::{Error, Result};
 use crate::event::Sink;
-use crate::policy::{Hash, bundled_wasm};
+use crate::policy::Hash;
 use crate::syncer::{Desk, Replayed, Rounds, TensorStep, replay};
 use std::collections::BTreeMap;
 
@@ -49,10 +49,9 @@ async fn compare(target: &Target, candidate: &CandidateArguments, rounds: Rounds
     let run = Run::open(&location(target), target.run.as_deref()).await?;
     let runtime = policy_runtime()?;
     let name = &candidate.merge;
-    let wasm = match (name.parse::<Hash>(), bundled_wasm(name)) {
-        (Ok(_), _) => run.bucket.policy(name).await?.to_vec(),
-        (Err(_), Some(wasm)) => wasm.to_vec(),
-        (Err(_), None) => read(name)?,
+    let wasm = match name.parse::<Hash>() {
+        Ok(_) => run.bucket.policies().component(name).await?.to_vec(),
+        Err(_) => component(name)?,
     };
     // From here, not from the bucket: nothing is written there.
     let policy = runtime.load(&wasm).map_err(|e| Error::invalid(name.clone()).because(e))?;

@@ -26,7 +26,7 @@ async fn open(target: &Target, link: Option<Rate>) -> Result<Run> {
 
 /// Completes when the process is asked to drain: Ctrl-C or SIGTERM; under a supervisor SIGTERM or the end of standard input (a Ctrl-C at the
 /// terminal reaches the whole group, and the supervisor decides who drains when).
-fn drained(supervised: bool) -> Result<impl Future<Output = ()>> {
+pub fn drained(supervised: bool) -> Result<impl Future<Output = ()>> {
     let failed = |e| Error::unavailable("signals cannot be watched").because(e);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;

@@ -2,13 +2,13 @@
 //! `memory:`), relaunched when they die, watched through their events and the log; at the end a summary, a picture, a sample, the model.
 
 use super::arguments::RunArguments;
-use super::assembly::{Run, cores, open_for_writing, policy_runtime, run_names};
+use super::assembly::{Run, cores, open_for_writing, policy_runtime};
 use super::chaos::{Chaos, Order, server_to_strike};
 use super::export::{STRUCK, committed_model, continue_text, current_ledger, write_model};
 use super::fleet::{Fleet, seats};
 use super::submit::{Draft, read_spec};
 use crate::bucket::record::{Body, Entry, Fate, IslandState};
-use crate::bucket::{Ledger, Location, Tail, rated};
+use crate::bucket::{Ledger, Location, Tail, rated, run_names};
 use crate::clock::{self, Duration, Instant};
 use crate::data::Corpus;
 use crate::error::{Error, Result};
@@ -172,7 +172,7 @@ async fn next_name(
     location: &Location,
     name: &str,
 ) -> Result<String> {
-    let taken = run_names(store).await?;
+    let taken = run_names(&**store).await?;
     let mut candidate = name.to_string();
     for n in 2..10_000 {
         if !taken.contains(&candidate) {

@@ -1,11 +1,11 @@
 //! What a bucket says about its runs; nothing but the bucket is asked.
 
 use super::arguments::StatusArguments;
-use super::assembly::{Run, run_names};
+use super::assembly::Run;
 use super::export::current_ledger;
 use super::role::location;
-use crate::bucket::Ledger;
 use crate::bucket::record::{Body, Card, Entry, Failed, Fate, Progress};
+use crate::bucket::{Ledger, run_names};
 use crate::clock;
 use crate::error::Result;
 use crate::policy::Role;
@@ -21,7 +21,7 @@ pub async fn command(arguments: StatusArguments) -> Result<()> {
     let place = location(&arguments.target);
     let names = match &arguments.target.run {
         Some(name) => vec![name.clone()],
-        None => run_names(&place.open(false).await?).await?,
+        None => run_names(&*place.open(false).await?).await?,
     };
     if names.is_empty() {
         say!("{}: no runs", place.url);

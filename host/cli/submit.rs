@@ -100,7 +100,7 @@ impl Draft {
         let mut existing = bucket.run_record().await?;
         if existing.is_none() {
             for wasm in &self.wasm {
-                bucket.put_policy(wasm).await?;
+                bucket.policies().put(wasm).await?;
             }
             existing = Some(bucket.create_run(&self.record).await?);
         }

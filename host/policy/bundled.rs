@@ -1,5 +1,10 @@
 //! The policies that come with the program: ordinary components, built from plugins/ by `cargo xtask plugins`.
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use super::Hash;
+
 macro_rules! bundle {
     ($($name:literal),* $(,)?) => {
         /// Their names, sorted.
@@ -35,4 +40,11 @@ bundle!(
 /// The names of the bundled policies, sorted.
 pub fn bundled_names() -> &'static [&'static str] {
     NAMES
+}
+
+/// The name of the bundled policy with this hash.
+pub fn bundled_name(hash: Hash) -> Option<&'static str> {
+    static HASHES: OnceLock<BTreeMap<Hash, &'static str>> = OnceLock::new();
+    let hashed = |name: &&'static str| Some((Hash::of(bundled_wasm(name)?), *name));
+    HASHES.get_or_init(|| NAMES.iter().filter_map(hashed).collect()).get(&hash).copied()
 }

@@ -31,8 +31,8 @@ mod pace;
 mod runtime;
 mod tensor;
 
-pub use admission::{CARD_FORMAT, Card, Check, RoleCard, admit};
-pub use bundled::{bundled_names, bundled_wasm};
+pub use admission::{CARD_FORMAT, Card, Check, Clock, RoleCard, admit, examine};
+pub use bundled::{bundled_name, bundled_names, bundled_wasm};
 pub use codec::{Codec, CodecTraits};
 pub use compile::{COMPILE_COMMAND, compile_child};
 pub use error::Error;

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
 use object_store::ObjectStoreExt;
-use tombolo::bucket::key;
+use tombolo::bucket::policy::{Listed, Pushed};
 use tombolo::bucket::record::{Beat, Card, FORMAT, IslandState, PolicyUse, RunRecord};
+use tombolo::bucket::{Policies, key};
 use tombolo::error::Kind;
 use tombolo::nonce::nonce;
+use tombolo::policy::{Hash, Limits, Role, Runtime, bundled_wasm};
 use tombolo::spec::Spec;
 
 use crate::support::store::everywhere;
@@ -123,15 +126,67 @@ fn heartbeats_are_overwritten_by_their_owner_and_a_damaged_one_reads_as_none() {
 fn a_policy_is_read_only_if_its_bytes_are_those_that_its_name_promises() {
     everywhere(|place| async move {
         let bucket = bucket(&place);
-        let hash = bucket.put_policy(b"some component").await.expect("written");
-        assert_eq!(bucket.put_policy(b"some component").await.expect("written"), hash, "the same bytes, the same name");
-        assert_eq!(bucket.policy(&hash).await.expect("read"), b"some component".as_slice());
+        let hash = bucket.policies().put(b"some component").await.expect("written");
+        assert_eq!(
+            bucket.policies().put(b"some component").await.expect("written"),
+            hash,
+            "the same bytes, the same name"
+        );
+        assert_eq!(bucket.policies().component(&hash).await.expect("read"), b"some component".as_slice());
         place.store.put(&key::policy(&hash), "another component".into()).await.expect("written");
-        assert_eq!(bucket.policy(&hash).await.expect_err("damaged").kind(), Kind::Corrupt);
+        assert_eq!(bucket.policies().component(&hash).await.expect_err("damaged").kind(), Kind::Corrupt);
         // Whoever has the right bytes mends it.
-        bucket.put_policy(b"some component").await.expect("written");
-        assert_eq!(bucket.policy(&hash).await.expect("read"), b"some component".as_slice());
-        assert_eq!(bucket.policy(&"0".repeat(64)).await.expect_err("absent").kind(), Kind::Corrupt);
-        assert_eq!(bucket.policy("../run.json").await.expect_err("no hash").kind(), Kind::Corrupt);
+        bucket.policies().put(b"some component").await.expect("written");
+        assert_eq!(bucket.policies().component(&hash).await.expect("read"), b"some component".as_slice());
+        assert_eq!(bucket.policies().component(&"0".repeat(64)).await.expect_err("absent").kind(), Kind::Corrupt);
+        assert_eq!(bucket.policies().component("../run.json").await.expect_err("no hash").kind(), Kind::Corrupt);
+    });
+}
+
+#[test]
+fn only_what_is_admitted_is_stored_and_a_card_speaks_for_its_own_component_alone() {
+    everywhere(|place| async move {
+        let policies = Policies::new(place.store.clone());
+        let cache = tempfile::tempdir().expect("a folder");
+        let runtime = Runtime::new(Limits::default(), Some(cache.path().join("code"))).expect("an engine");
+        let mean = Bytes::from_static(bundled_wasm("mean").expect("bundled"));
+        let push = async |config: &str| policies.push(&runtime, mean.clone(), config).await;
+
+        let refused = push(r#"{"speed": 1}"#).await.expect("an answer");
+        assert!(matches!(&refused, Pushed::Refused(card) if !card.is_admitted()), "{refused:?}");
+        assert_eq!(push("[]").await.expect_err("no object").kind(), Kind::Invalid);
+        let other = policies.push(&runtime, Bytes::from_static(b"GIF89a"), "").await;
+        assert_eq!(other.expect_err("no component").kind(), Kind::Invalid);
+        assert_eq!(policies.list(None, 9).await.expect("listed"), [], "what is refused leaves nothing");
+
+        let Pushed::New(card) = push("").await.expect("pushed") else { panic!("it was not there") };
+        // What speeds are measured is a matter of chance, so a second examination would show in the bytes.
+        let stored = async || place.store.get(&key::policy_card(&card.policy.to_string())).await?.bytes().await;
+        let first = stored().await.expect("a card");
+        assert!(matches!(push(" {} ").await.expect("pushed"), Pushed::Known(_)));
+        assert_eq!(stored().await.expect("a card"), first, "not examined again");
+        let Pushed::Known(both) = push(r#"{"momentum": 0.5}"#).await.expect("pushed") else { panic!("it was there") };
+        assert!(both.admits(Role::Merge, "") && both.admits(Role::Merge, r#"{"momentum":0.5}"#), "{both:?}");
+        assert!(!both.admits(Role::Codec, "") && !both.admits(Role::Merge, r#"{"momentum":0.6}"#));
+        let both = policies.card(card.policy).await.expect("an answer").expect("a card");
+        let listed = Listed { policy: card.policy, component_bytes: mean.len() as u64, card: Some(both.clone()) };
+        assert_eq!(policies.list(None, 9).await.expect("listed"), std::slice::from_ref(&listed));
+        assert_eq!(policies.list(Some(card.policy), 9).await.expect("listed"), [], "after the last one");
+
+        // Not admitted: a card for another component, one that says that it was refused, one that is none; and no card at all.
+        let key = key::policy_card(&card.policy.to_string());
+        let mut foreign = both.clone();
+        foreign.policy = Hash::of(b"another");
+        let Pushed::Refused(refused) = refused else { panic!("see above") };
+        for bytes in [serde_json::to_vec(&foreign), serde_json::to_vec(&refused), Ok(b"{".to_vec())] {
+            place.store.put(&key, bytes.expect("serialises").into()).await.expect("written");
+            let bare = Listed { card: None, ..listed.clone() };
+            assert_eq!(policies.list(None, 9).await.expect("listed"), [bare]);
+        }
+        place.store.delete(&key).await.expect("deleted");
+        assert_eq!(policies.card(card.policy).await.expect("an answer"), None);
+        assert!(matches!(push("").await.expect("pushed"), Pushed::Known(_)), "its component was there");
+        let mended = policies.card(card.policy).await.expect("an answer");
+        assert!(mended.is_some_and(|card| card.admits(Role::Merge, "")), "whoever pushes it mends it");
     });
 }

@@ -15,7 +15,7 @@ use std::env;
 use std::io::{self, Write};
 
 /// Whether this machine was declared to have `name`: the environment variable `TOMBOLO_REQUIRE`
-/// lists, separated by commas, what must be there (`versitygw`, `seaweedfs`, `minio`, `azurite`, `guests`). CI
+/// lists, separated by commas, what must be there (`versitygw`, `seaweedfs`, `minio`, `azurite`, `guests`, `schemathesis`). CI
 /// sets it, so that nothing is passed over there.
 pub fn required(name: &str) -> bool {
     env::var("TOMBOLO_REQUIRE").is_ok_and(|list| list.split(',').any(|item| item.trim() == name))

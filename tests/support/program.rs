@@ -129,7 +129,10 @@ impl Workshop {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tombolo"));
         // What this machine's user has set is not for tests.
         for (name, _) in std::env::vars_os() {
-            if ["TOMBOLO_ENDPOINT", "AWS_", "AZURE_", "GOOGLE_"].iter().any(|p| name.to_string_lossy().starts_with(p)) {
+            if ["TOMBOLO_ENDPOINT", "TOMBOLO_TOKENS", "AWS_", "AZURE_", "GOOGLE_"]
+                .iter()
+                .any(|p| name.to_string_lossy().starts_with(p))
+            {
                 command.env_remove(name);
             }
         }

@@ -435,7 +435,7 @@ fn free_ports(count: usize) -> Vec<u16> {
 }
 
 /// Finds a program on PATH or where `go install` and `pip install` put theirs.
-fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     let mut folders: Vec<PathBuf> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

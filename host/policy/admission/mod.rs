@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Hash, Policy, Result, Role};
+use super::{Error, Hash, Policy, Result, Role, Runtime};
 
 /// The number in [`Card::format`].
 pub const CARD_FORMAT: u32 = 1;
@@ -65,6 +65,11 @@ impl Card {
     pub fn is_admitted(&self) -> bool {
         self.roles.iter().all(|role| role.refused.is_none())
     }
+
+    /// Whether the component was admitted for `role` under exactly this configuration.
+    pub fn admits(&self, role: Role, config: &str) -> bool {
+        self.roles.iter().any(|card| card.role == role && card.config == config && card.refused.is_none())
+    }
 }
 
 impl RoleCard {
@@ -76,7 +81,20 @@ impl RoleCard {
 }
 
 /// Time since some instant of the past.
-pub(super) type Clock<'a> = &'a dyn Fn() -> Duration;
+pub type Clock<'a> = &'a dyn Fn() -> Duration;
+
+/// Loads a component and puts each of its roles through admission under `config` (JSON; empty for the defaults), speeds included. `clock` is the time
+/// since some instant of the past. The card says what compiling takes only if `runtime` keeps no compiled code.
+///
+/// Errors: those of [`Runtime::load`]. A component that breaks its contract is no error, but a card that says so.
+pub fn examine(runtime: &Runtime, wasm: &[u8], config: &str, clock: Clock<'_>) -> Result<Card> {
+    let begun = clock();
+    let policy = runtime.load(wasm)?;
+    let compile_ms = clock().saturating_sub(begun).as_secs_f64() * 1_000.0;
+    let roles = policy.roles().iter().map(|role| admit(&policy, *role, config.as_bytes(), Some(clock)));
+    let roles = roles.collect::<Result<_>>()?;
+    Ok(Card { format: CARD_FORMAT, policy: policy.hash(), component_bytes: wasm.len() as u64, compile_ms, roles })
+}
 
 /// Puts `policy` through the properties of `role` under `config` (JSON; empty for the defaults); where there is a `clock` (time since some instant of the
 /// past), measures its speed, too.
