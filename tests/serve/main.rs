@@ -317,6 +317,16 @@ fn a_run_stands_as_its_log_says() {
     assert_eq!(first["last_rounds"][0]["round"].as_u64(), Some(ledger.next_round - 1));
     assert_eq!(first["islands"][1]["island"].as_str(), Some("island-1"));
     assert_eq!(first["islands"][1]["state"].as_str(), Some("done"));
+    // A record that no run can have is an error, and no end of the server.
+    let mut record = workshop.json("bucket/small/run.json");
+    record["fragments"] = 0.into();
+    for (run, text) in [("none", record.to_string()), ("torn", "{".to_owned())] {
+        fs::create_dir(workshop.path(&format!("bucket/{run}"))).expect("a folder");
+        fs::write(workshop.path(&format!("bucket/{run}/run.json")), text).expect("a file");
+        let answer = server.get(&format!("/v1/runs/{run}"));
+        assert_eq!((answer.status, answer.json()["error"]["field"].is_null()), (500, true), "{answer:?}");
+    }
+    assert_eq!(server.get("/v1/runs/small").json(), first);
     let told = server.get("/v1/policies").json();
     assert_eq!(told["policies"].as_array().map(Vec::len), Some(policies.len()));
     assert!(workshop.run_well("policy list file:bucket").stdout.contains("comes with the program"));
