@@ -19,6 +19,7 @@ bundle!(
     "adaptive-grace",
     "bf16",
     "f32",
+    "fixed",
     "fp4",
     "int4",
     "int8",
@@ -28,8 +29,10 @@ bundle!(
     "norm-clip",
     "rda",
     "sign",
+    "sparseloco",
     "topk",
     "trimmed-mean",
+    "wait-all",
 );
 
 /// The names of the bundled policies, sorted.
