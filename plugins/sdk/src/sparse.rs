@@ -154,11 +154,15 @@ fn reaching(values: &[f32], floor: u32) -> Vec<u32> {
     let mut places = [0_u32; LANES];
     for block in blocks {
         // Negative where a value reaches the floor: no difference of magnitudes overflows.
-        let mut reached = 0;
+        let mut reached = [0_i32; LANES];
         for lane in 0..LANES {
-            reached |= below - magnitude(block[lane]) as i32;
+            reached[lane] = below - magnitude(block[lane]) as i32;
         }
-        if reached < 0 {
+        let mut eight = [0_i32; 8];
+        for lane in 0..8 {
+            eight[lane] = (reached[lane] | reached[lane + 8]) | (reached[lane + 16] | reached[lane + 24]);
+        }
+        if (eight[0] | eight[1] | eight[2] | eight[3] | eight[4] | eight[5] | eight[6] | eight[7]) < 0 {
             let mut count = 0;
             for (lane, value) in block.iter().enumerate() {
                 places[count] = start + lane as u32;
