@@ -1,7 +1,7 @@
 //! How fast policies are, beside native code doing the same work in the same run: `cargo bench --bench policy [-- MEBI_VALUES]`.
 //!
 //! Merge: mean and Nesterov of 4 contributions of 16 Mi values, with all limits on, from and to memory. Its twin works on the same slices
-//! in place. Codecs: encode and decode of 16 Mi values on one thread; rates are bytes of f32 per second. Figures are medians of five, interleaved.
+//! in place. Codecs: encode and decode of 16 Mi values on one thread, all of them, three beside a twin; rates are bytes of f32 per second. Figures are medians of five, interleaved.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -15,6 +15,11 @@ use tombolo::policy::{
 
 /// The twin of the codec `topk` is its own source, compiled natively.
 #[path = "../../plugins/sdk/src/sparse.rs"]
+#[allow(
+    unused_imports,
+    clippy::manual_is_multiple_of,
+    reason = "its tests do not run here, and its workspace has its own lints"
+)]
 mod sparse;
 
 /// As in the SDK.

@@ -198,7 +198,8 @@ fn sparseloco_counts_zeros_takes_a_plain_step_and_keeps_no_state() {
     let policy = runtime().bundled("sparseloco").expect("bundled");
     let mut fragment = Fragment::new(vec![tensor("t", &[4], TensorKind::Matrix)], vec![0.0; 4]);
     for rounds in 1..=3_u8 {
-        let done = fragment.merge(&policy, "", round(u64::from(rounds)), &islands(&values), &values, 1).expect("merges");
+        let done =
+            fragment.merge(&policy, "", round(u64::from(rounds)), &islands(&values), &values, 1).expect("merges");
         assert_eq!((done.state_slots, done.memo.len()), (0, 0));
         for (found, delta) in fragment.parameters.iter().zip([1.0, 2.0, 0.0, -2.0]) {
             // No momentum: every round moves as far as the first. Shares are rounded to f32.
