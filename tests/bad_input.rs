@@ -161,8 +161,7 @@ fn a_component_that_is_not_the_policy_asked_for_is_refused_with_what_it_is() {
     refuses("merge", "policy = \"codec.wasm\"", &["merge.policy: codec.wasm: expected a merge policy, found codec"]);
     refuses("codec", "policy = \"rda\"", &["codec.policy: rda: expected a codec policy, found merge"]);
     refuses("merge", "policy = \"nowhere.wasm\"", &["merge.policy: nowhere.wasm: cannot be read"]);
-    let names =
-        "expected a bundled policy (adaptive-grace, bf16, f32, fp4, int4, int8, krum, mean, median, norm-clip, rda";
+    let names = "expected a bundled policy (adaptive-grace, bf16, f32, fixed, fp4, int4, int8, krum, mean, median, norm-clip, rda";
     refuses("merge", "policy = \"average\"", &[names, "`average`"]);
     // What a policy says to its configuration is known before the run is.
     let known = "unknown field \"momentun\"; known are outer, eta, momentum, warmup, cooldown";

@@ -24,6 +24,7 @@ bundle!(
     "adaptive-grace",
     "bf16",
     "f32",
+    "fixed",
     "fp4",
     "int4",
     "int8",
@@ -33,8 +34,10 @@ bundle!(
     "norm-clip",
     "rda",
     "sign",
+    "sparseloco",
     "topk",
     "trimmed-mean",
+    "wait-all",
 );
 
 /// The names of the bundled policies, sorted.

@@ -1,7 +1,7 @@
 //! How fast policies are, beside native code doing the same work in the same run: `cargo bench --bench policy [-- MEBI_VALUES]`.
 //!
 //! Merge: mean and Nesterov of 4 contributions of 16 Mi values, with all limits on, from and to memory. Its twin works on the same slices
-//! in place. Codecs: encode and decode of 16 Mi values on one thread; rates are bytes of f32 per second. Figures are medians of five, interleaved.
+//! in place. Codecs: encode and decode of 16 Mi values on one thread, all of them, three beside a twin; rates are bytes of f32 per second. Figures are medians of five, interleaved.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -12,6 +12,18 @@ use tombolo::policy::{
     At, CHUNK_ELEMENTS, Codec, Contribution, Limits, MergeSource, Policy, Round, Runtime, Tensor, TensorKind,
     bundled_names, bundled_wasm, chunks, merge,
 };
+
+/// The twin of the codec `topk` is its own source, compiled natively.
+#[path = "../../plugins/sdk/src/sparse.rs"]
+#[allow(
+    unused_imports,
+    clippy::manual_is_multiple_of,
+    reason = "its tests do not run here, and its workspace has its own lints"
+)]
+mod sparse;
+
+/// As in the SDK.
+const LANES: usize = 32;
 
 const CONTRIBUTIONS: usize = 4;
 const REPEATS: usize = 5;
@@ -180,7 +192,7 @@ fn codecs(runtime: &Runtime, count: usize) {
     let tensors = tensors(count);
     let list: Vec<(At, usize)> = chunks(&tensors).collect();
     println!("codecs on {} Mi values, one thread", count >> 20);
-    for name in ["bf16", "int8"] {
+    for name in ["bf16", "int8", "topk", "f32", "fp4", "int4", "sign"] {
         let policy = runtime.bundled(name).expect("bundled");
         let mut encoder = Codec::open(&policy, b"", &tensors).expect("opens");
         let mut decoder = Codec::open(&policy, b"", &tensors).expect("opens");
@@ -204,6 +216,8 @@ fn codecs(runtime: &Runtime, count: usize) {
                     }
                 }),
             ),
+        ];
+        let twins: [Job<'_>; 2] = [
             (
                 "native encode".into(),
                 Box::new(|| {
@@ -221,19 +235,30 @@ fn codecs(runtime: &Runtime, count: usize) {
                 }),
             ),
         ];
+        if TWINS.contains(&name) {
+            jobs.extend(twins);
+        }
         let seconds = medians(&mut jobs);
         for (index, ((what, _), time)) in jobs.iter().zip(&seconds).enumerate() {
             let rate = count as f64 * 4.0 / time / 1e9;
-            println!(
-                "{:>24}: {rate:>7.2} GB/s, {:.2} of native",
-                format!("{name} {what}"),
-                seconds[index % 2 + 2] / time
-            );
+            let ratio = seconds.get(index % 2 + 2).map(|native| format!(", {:.2} of native", native / time));
+            println!("{:>24}: {rate:>7.2} GB/s{}", format!("{name} {what}"), ratio.unwrap_or_default());
         }
     }
 }
 
+/// Codecs that have a twin here.
+const TWINS: [&str; 3] = ["bf16", "int8", "topk"];
+
+/// Values that `topk` keeps of `elements` by default.
+fn kept(elements: usize) -> usize {
+    elements.div_ceil(100)
+}
+
 fn native_encode(name: &str, values: &[f32]) -> Vec<u8> {
+    if name == "topk" {
+        return sparse::sparse_encode(values, kept(values.len()));
+    }
     if name == "bf16" {
         let round = |value: &f32| {
             let bits = value.to_bits();
@@ -255,6 +280,9 @@ fn native_encode(name: &str, values: &[f32]) -> Vec<u8> {
 }
 
 fn native_decode(name: &str, bytes: &[u8], elements: usize) -> Vec<f32> {
+    if name == "topk" {
+        return sparse::sparse_decode(bytes, elements, kept(elements)).expect("own bytes");
+    }
     if name == "bf16" {
         let (words, _) = bytes.as_chunks::<2>();
         return words.iter().map(|word| f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16)).collect();

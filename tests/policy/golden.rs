@@ -174,11 +174,12 @@ fn questions(name: &str) -> Golden {
                 decoded: String::new(),
             }));
         }
-        "krum" | "mean" | "median" | "norm-clip" | "rda" | "trimmed-mean" => {
+        "krum" | "mean" | "median" | "norm-clip" | "rda" | "sparseloco" | "trimmed-mean" => {
             golden.configuration = match name {
                 "krum" => r#"{"keep": 2, "outer": "delayed-nesterov", "eta": 0.7, "period": 2, "spread": 0.5}"#,
                 "median" => r#"{"outer": "adam", "eta": 0.01}"#,
                 "norm-clip" => r#"{"factor": 1.5, "staleness_discount": 0.5, "eta": 0.7, "cooldown": 0.25}"#,
+                "sparseloco" => r#"{"eta": 0.9, "cooldown": 0.25, "staleness_discount": 0.5}"#,
                 "trimmed-mean" => r#"{"trim": 0.2, "outer": "sgd", "eta": 0.7, "cooldown": 0.25}"#,
                 _ => r#"{"eta": 0.7, "momentum": 0.9, "warmup": 10, "cooldown": 0.25}"#,
             }
@@ -221,6 +222,12 @@ fn questions(name: &str) -> Golden {
             });
         }
         _ => {
+            golden.configuration = match name {
+                "fixed" => r#"{"grace_ms": 37}"#,
+                "wait-all" => r#"{"wait_ms_max": 500}"#,
+                _ => "",
+            }
+            .into();
             for (offers, waited_ms) in [(0, 0), (1, 0), (1, 37), (1, 500), (2, 10), (3, 10)] {
                 for (step_ms, sync_ms) in [(100.0, 30.0), (333.3, 61.7), (0.0, 0.0), (10.0, 400.0)] {
                     golden.paced.push(Paced {

@@ -365,7 +365,9 @@ fn a_policy_asked_to_fill_another_role_says_which_it_has() {
     assert!(error.to_string().ends_with("has no role merge; it has codec"), "{error}");
     let error = runtime().bundled("bf17").expect_err("no such policy");
     assert!(
-        error.to_string().contains("adaptive-grace, bf16, f32, fp4, int4, int8, krum, mean, median, norm-clip, rda"),
+        error
+            .to_string()
+            .contains("adaptive-grace, bf16, f32, fixed, fp4, int4, int8, krum, mean, median, norm-clip, rda"),
         "{error}"
     );
 }

@@ -177,7 +177,7 @@ fn no_bit_depends_on_the_number_of_threads() {
     let count = 300 * 300 + 70 + 50 * 900;
     let islands = [contribution("a", 100, 10), contribution("b", 130, 11), contribution("c", 90, 12)];
     let values: Vec<Vec<f32>> = (0..3).map(|seed| noise(seed, count)).collect();
-    for rule in ["krum", "mean", "median", "norm-clip", "rda", "trimmed-mean"] {
+    for rule in ["krum", "mean", "median", "norm-clip", "rda", "sparseloco", "trimmed-mean"] {
         let policy = runtime().bundled(rule).expect("bundled");
         let run = |threads| {
             let mut fragment = Fragment::new(tensors(), noise(77, count));

@@ -5,10 +5,18 @@ use tombolo::policy::{Contribution, TensorKind};
 use crate::memory::{Fragment, contribution, noise, round, runtime, tensor};
 
 /// Every bundled merge rule.
-const RULES: [&str; 6] = ["krum", "mean", "median", "norm-clip", "rda", "trimmed-mean"];
+const RULES: [&str; 7] = ["krum", "mean", "median", "norm-clip", "rda", "sparseloco", "trimmed-mean"];
+
+/// The one of them that has no choice of outer optimiser: its step is plain, which is its point.
+const WITHOUT_OUTER: &str = "sparseloco";
 
 /// Descent of step 1 without momentum: the step shows what was merged.
 const PLAIN: &str = r#"{"eta": 1, "outer": "sgd"}"#;
+
+/// [`PLAIN`] in the words of `rule`.
+fn plain(rule: &str) -> &'static str {
+    if rule == WITHOUT_OUTER { r#"{"eta": 1}"# } else { PLAIN }
+}
 
 fn norm(values: &[f32]) -> f32 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt() as f32
@@ -47,7 +55,7 @@ fn equal_contributions_merge_to_themselves() {
     for rule in RULES {
         for count in [1, 2, 3, 5, 8] {
             let same = vec![values.clone(); count];
-            let found = merged(rule, PLAIN, &islands(&same), &same);
+            let found = merged(rule, plain(rule), &islands(&same), &same);
             for (found, value) in found.iter().zip(&values) {
                 // Shares are rounded to f32 once and applied in f32: a few units in the last place.
                 assert!(
@@ -64,12 +72,12 @@ fn the_order_of_islands_changes_no_bit_where_the_rule_adds_up_in_an_order_of_its
     let values = honest();
     let first = islands(&values);
     for rule in RULES {
-        let straight = merged(rule, PLAIN, &first, &values);
+        let straight = merged(rule, plain(rule), &first, &values);
         for turn in [1, 3, 6] {
             let (mut names, mut lists) = (first.clone(), values.clone());
             names.rotate_left(turn);
             lists.rotate_left(turn);
-            let turned = merged(rule, PLAIN, &names, &lists);
+            let turned = merged(rule, plain(rule), &names, &lists);
             if ["krum", "median", "trimmed-mean"].contains(&rule) {
                 assert_eq!(turned, straight, "{rule}");
             }
@@ -128,14 +136,15 @@ fn an_island_that_has_not_stepped_changes_nothing_in_any_rule() {
         lists.push(vec![5.0; 600]);
         let mut names = islands(&lists);
         names[7].steps = 0;
-        assert_eq!(merged(rule, PLAIN, &names, &lists), merged(rule, PLAIN, &islands(&values), &values), "{rule}");
+        let config = plain(rule);
+        assert_eq!(merged(rule, config, &names, &lists), merged(rule, config, &islands(&values), &values), "{rule}");
     }
 }
 
 #[test]
-fn every_rule_takes_every_outer_optimiser_and_its_state_follows() {
+fn every_rule_with_a_choice_takes_every_outer_optimiser_and_its_state_follows() {
     let values = honest();
-    for rule in RULES {
+    for rule in RULES.into_iter().filter(|rule| *rule != WITHOUT_OUTER) {
         let policy = runtime().bundled(rule).expect("bundled");
         for (outer, slots) in [("nesterov", 1), ("sgd", 0), ("adam", 2), ("delayed-nesterov", 2)] {
             let config = format!(r#"{{"outer": "{outer}"}}"#);
@@ -156,7 +165,7 @@ fn every_rule_takes_every_outer_optimiser_and_its_state_follows() {
 #[test]
 fn the_default_outer_optimiser_is_nesterov_to_the_bit() {
     let values = honest();
-    for rule in RULES {
+    for rule in RULES.into_iter().filter(|rule| *rule != WITHOUT_OUTER) {
         let named = r#"{"outer": "nesterov", "eta": 0.7, "momentum": 0.9, "warmup": 10}"#;
         assert_eq!(
             merged(rule, "", &islands(&values), &values),
@@ -173,11 +182,28 @@ fn a_staleness_discount_takes_weight_from_old_offers() {
     let mut names = islands(&values);
     names[1].staleness = 1;
     names.iter_mut().for_each(|island| island.norm = 1.0);
-    for rule in ["mean", "norm-clip"] {
-        let config = r#"{"eta": 1, "outer": "sgd", "staleness_discount": 0.5}"#;
-        for found in merged(rule, config, &names, &values) {
+    for rule in ["mean", "norm-clip", "sparseloco"] {
+        let config = plain(rule).replace('}', r#", "staleness_discount": 0.5}"#);
+        for found in merged(rule, &config, &names, &values) {
             // Shares are rounded to f32.
             assert!((found - 2.0).abs() < 1e-6, "{rule}: {found}");
+        }
+    }
+}
+
+#[test]
+fn sparseloco_counts_zeros_takes_a_plain_step_and_keeps_no_state() {
+    // A third of what one of three sent, two thirds of what two sent; nothing of what nobody sent.
+    let values = [vec![3.0, 3.0, 0.0, 0.0], vec![0.0, 3.0, 0.0, -6.0], vec![0.0; 4]];
+    let policy = runtime().bundled("sparseloco").expect("bundled");
+    let mut fragment = Fragment::new(vec![tensor("t", &[4], TensorKind::Matrix)], vec![0.0; 4]);
+    for rounds in 1..=3_u8 {
+        let done =
+            fragment.merge(&policy, "", round(u64::from(rounds)), &islands(&values), &values, 1).expect("merges");
+        assert_eq!((done.state_slots, done.memo.len()), (0, 0));
+        for (found, delta) in fragment.parameters.iter().zip([1.0, 2.0, 0.0, -2.0]) {
+            // No momentum: every round moves as far as the first. Shares are rounded to f32.
+            assert!((found + f32::from(rounds) * delta).abs() < 1e-5, "round {rounds}: {found}");
         }
     }
 }

@@ -120,6 +120,8 @@ fn four_encode(values: &[f32], steps: f32, code: impl Fn(f32, f32) -> u8) -> Vec
     bytes
 }
 
+const UNWRITTEN: &str = "a value has a code that is never written";
+
 /// `unused` is the code that nothing is written as, 16 for none.
 #[inline(always)]
 fn four_decode(bytes: &[u8], elements: usize, unused: u8, value: impl Fn(u8) -> f32) -> Result<Vec<f32>, String> {
@@ -130,6 +132,25 @@ fn four_decode(bytes: &[u8], elements: usize, unused: u8, value: impl Fn(u8) -> 
             return Err("bits behind the last value are set".into());
         }
         let mut wrong = 0_u8;
+        if let (Ok(out), Ok(codes)) =
+            (<&mut [f32; FOUR_BLOCK]>::try_from(&mut *out), <&[u8; FOUR_BLOCK / 2]>::try_from(codes))
+        {
+            let mut apart = [0_u8; FOUR_BLOCK];
+            for lane in 0..FOUR_BLOCK / 2 {
+                apart[2 * lane] = codes[lane] & 15;
+                apart[2 * lane + 1] = codes[lane] >> 4;
+            }
+            for lane in 0..FOUR_BLOCK {
+                out[lane] = value(apart[lane]) * scale;
+            }
+            for lane in 0..FOUR_BLOCK {
+                wrong |= u8::from(apart[lane] == unused);
+            }
+            if wrong > 0 {
+                return Err(UNWRITTEN.into());
+            }
+            continue;
+        }
         for (pair, byte) in out.chunks_mut(2).zip(codes) {
             pair[0] = value(byte & 15) * scale;
             wrong |= u8::from(byte & 15 == unused);
@@ -139,7 +160,7 @@ fn four_decode(bytes: &[u8], elements: usize, unused: u8, value: impl Fn(u8) -> 
             }
         }
         if wrong > 0 {
-            return Err("a value has a code that is never written".into());
+            return Err(UNWRITTEN.into());
         }
     }
     Ok(values)
@@ -152,16 +173,29 @@ pub fn sign_encode(values: &[f32]) -> Vec<u8> {
         // Shares are added up, so that huge values do not overflow; in eight lanes, in a fixed order.
         let share = 1.0 / block.len() as f32;
         let mut sums = [0.0_f32; 8];
-        for part in block.chunks(8) {
-            for (sum, value) in sums.iter_mut().zip(part) {
-                *sum += value.abs() * share;
+        let (eights, rest) = block.as_chunks::<8>();
+        for eight in eights {
+            for lane in 0..8 {
+                sums[lane] += eight[lane].abs() * share;
             }
+        }
+        for (sum, value) in sums.iter_mut().zip(rest) {
+            *sum += value.abs() * share;
         }
         let mean = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
         let (head, out) = out.split_at_mut(SCALE);
         head.copy_from_slice(&bf16_round(if mean < f32::MAX { mean } else { f32::MAX }).to_le_bytes());
-        for (part, out) in block.chunks(8).zip(out) {
-            for (bit, value) in part.iter().enumerate() {
+        for (eight, out) in eights.iter().zip(&mut *out) {
+            // Each sign in its place first, then folded: both in blocks.
+            let mut bits = [0_u32; 8];
+            for lane in 0..8 {
+                bits[lane] = if eight[lane].is_sign_negative() { 1 << lane } else { 0 };
+            }
+            let four = [bits[0] | bits[4], bits[1] | bits[5], bits[2] | bits[6], bits[3] | bits[7]];
+            *out = ((four[0] | four[2]) | (four[1] | four[3])) as u8;
+        }
+        if let Some(out) = out.get_mut(eights.len()) {
+            for (bit, value) in rest.iter().enumerate() {
                 *out |= ((value.to_bits() >> 31) as u8) << bit;
             }
         }
@@ -180,8 +214,15 @@ pub fn sign_decode(bytes: &[u8], elements: usize) -> Result<Vec<f32>, String> {
         if spare > 0 && bits.last().is_some_and(|last| last >> spare != 0) {
             return Err("bits behind the last value are set".into());
         }
-        for (part, byte) in out.chunks_mut(8).zip(bits) {
-            for (bit, out) in part.iter_mut().enumerate() {
+        let (eights, rest) = out.as_chunks_mut::<8>();
+        for (eight, byte) in eights.iter_mut().zip(bits) {
+            for lane in 0..8 {
+                let sign = if u32::from(*byte) & (1 << lane) != 0 { 1 << 31 } else { 0 };
+                eight[lane] = f32::from_bits(scale.to_bits() | sign);
+            }
+        }
+        if let Some(byte) = bits.get(eights.len()) {
+            for (bit, out) in rest.iter_mut().enumerate() {
                 *out = f32::from_bits(scale.to_bits() | (u32::from((byte >> bit) & 1) << 31));
             }
         }

@@ -51,6 +51,16 @@ impl Nesterov {
         Ok(Nesterov::new(eta * cooled(cooldown, round), momentum, warmup, round.version))
     }
 
+    /// The fields that [`plain`](Nesterov::plain) reads, for [`Config::parse`].
+    pub const PLAIN_FIELDS: &'static [&'static str] = &["eta", "cooldown"];
+
+    /// A step without momentum, and so without state: reads `eta`, by default `eta_default`, and `cooldown`, as [`configured`](Nesterov::configured) does.
+    pub fn plain(config: &Config, eta_default: f64, round: &Round) -> Result<Nesterov, String> {
+        let eta = config.number_within("eta", eta_default, 1e-6, 100.0, "between 1e-6 and 100")?;
+        let cooldown = config.number_within("cooldown", 1.0 / 3.0, 0.0, 1.0, "between 0 and 1")?;
+        Ok(Nesterov::new(eta * cooled(cooldown, round), 0.0, 0.0, round.version))
+    }
+
     /// η, μ_max and c as they are, for the fragment's merge number `version` + 1.
     pub fn new(eta: f64, momentum: f64, warmup: f64, version: u64) -> Nesterov {
         let merges = version as f64 + 1.0;

@@ -4,15 +4,16 @@
 //! kept, a byte; the kept ones' places in their runs, a byte each, ascending; then two bits each, from the low ones up: bit 0 for the greater magnitude,
 //! bit 1 for a negative sign. What is left of the last byte is zero. As in SparseLoCo (arXiv 2508.15706), which also keeps its places apart in short blocks.
 
+use crate::LANES;
+
 /// Values that share a count: as many as a byte can count, all of them kept.
 pub const RUN: usize = 255;
 
 /// Bytes of the two magnitudes.
 const HEAD: usize = 8;
 
-/// Bits of a magnitude that choose its bucket, and those below them.
-const BUCKET_BITS: u32 = 11;
-const REST_BITS: u32 = 31 - BUCKET_BITS;
+/// Groups of which the greatest values are compared, for each value kept.
+const GROUPS: usize = 3;
 
 /// Bytes of `elements` values of which `kept` are kept.
 pub const fn sparse_bytes(elements: usize, kept: usize) -> usize {
@@ -25,20 +26,13 @@ pub const fn sparse_bytes(elements: usize, kept: usize) -> usize {
 /// Panics unless there are as many values.
 pub fn sparse_encode(values: &[f32], kept: usize) -> Vec<u8> {
     assert!(kept <= values.len(), "{kept} of {} values", values.len());
-    let (threshold, mut ties) = threshold(values, kept);
-    let mut counts = Vec::with_capacity(values.len().div_ceil(RUN));
+    let largest = largest(values, kept);
+    let mut counts = vec![0_u8; values.len().div_ceil(RUN)];
     let (mut places, mut chosen) = (Vec::with_capacity(kept), Vec::with_capacity(kept));
-    for run in values.chunks(RUN) {
-        let before = chosen.len();
-        for (place, value) in run.iter().enumerate() {
-            let size = magnitude(*value);
-            if size > threshold || (size == threshold && ties > 0) {
-                ties -= usize::from(size == threshold);
-                places.push(place as u8);
-                chosen.push(*value);
-            }
-        }
-        counts.push((chosen.len() - before) as u8);
+    for index in largest {
+        counts[index / RUN] += 1;
+        places.push((index % RUN) as u8);
+        chosen.push(values[index]);
     }
     let mean = mean(chosen.iter().copied(), 0.0);
     let low = mean_within(&chosen, |size| size <= mean, mean);
@@ -103,27 +97,83 @@ fn magnitude(value: f32) -> u32 {
     value.to_bits() & 0x7fff_ffff
 }
 
-/// The magnitude, as bits, of the value number `kept` from the largest, and how many values of just that magnitude are kept. Counts values by
-/// their upper bits, then looks at one bucket: cheaper than sorting.
-fn threshold(values: &[f32], kept: usize) -> (u32, usize) {
+/// The places of the `kept` values of the largest magnitude, ascending; of equal ones the first.
+///
+/// Exact, and mostly in blocks: a floor that cannot be above the least magnitude kept, then the few values that reach it, then a selection among those. Lists
+/// that are made to defeat the floor (all values equal, say) cost a selection among all of them, which is several times slower and no less right.
+fn largest(values: &[f32], kept: usize) -> Vec<usize> {
     if kept == 0 {
-        return (u32::MAX, 0);
+        return Vec::new();
     }
-    let mut counts = vec![0_usize; 1 << BUCKET_BITS];
-    for value in values {
-        counts[(magnitude(*value) >> REST_BITS) as usize] += 1;
+    let mut found = reaching(values, floor(values, kept));
+    let mut sizes: Vec<u32> = found.iter().map(|index| magnitude(values[*index as usize])).collect();
+    let (larger, threshold, _) = sizes.select_nth_unstable_by(kept - 1, |a, b| b.cmp(a));
+    let threshold = *threshold;
+    let mut ties = kept - larger.iter().filter(|size| **size > threshold).count();
+    found.retain(|index| {
+        let size = magnitude(values[*index as usize]);
+        let tied = size == threshold && ties > 0;
+        ties -= usize::from(tied);
+        size > threshold || tied
+    });
+    found.into_iter().map(|index| index as usize).collect()
+}
+
+/// A magnitude that at least `kept` values reach: of the greatest in each of many groups the one number `kept` from the largest. With [`GROUPS`] times as many groups as
+/// are kept, few values that are not kept reach it, too.
+fn floor(values: &[f32], kept: usize) -> u32 {
+    let rows = values.len() / (kept * GROUPS).max(LANES);
+    if rows < 2 {
+        return 0;
     }
-    let (mut above, mut bucket) = (0, counts.len() - 1);
-    while above + counts[bucket] < kept {
-        above += counts[bucket];
-        bucket -= 1;
+    let mut greatest = Vec::with_capacity(values.len() / rows + LANES);
+    for group in values.chunks(rows * LANES) {
+        let mut most = [0_u32; LANES];
+        let (blocks, rest) = group.as_chunks::<LANES>();
+        for block in blocks {
+            for lane in 0..LANES {
+                most[lane] = most[lane].max(magnitude(block[lane]));
+            }
+        }
+        for (most, value) in most.iter_mut().zip(rest) {
+            *most = (*most).max(magnitude(*value));
+        }
+        greatest.extend(most);
     }
-    let mut sizes: Vec<u32> =
-        values.iter().map(|value| magnitude(*value)).filter(|size| (size >> REST_BITS) as usize == bucket).collect();
-    sizes.sort_unstable_by(|a, b| b.cmp(a));
-    let threshold = sizes[kept - above - 1];
-    let larger = above + sizes.iter().filter(|size| **size > threshold).count();
-    (threshold, kept - larger)
+    if greatest.len() < kept {
+        return 0;
+    }
+    *greatest.select_nth_unstable_by(kept - 1, |a, b| b.cmp(a)).1
+}
+
+/// The places of the values whose magnitude is at least `floor`, ascending.
+fn reaching(values: &[f32], floor: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    let (mut start, below) = (0, floor as i32 - 1);
+    let mut places = [0_u32; LANES];
+    for block in blocks {
+        // Negative where a value reaches the floor: no difference of magnitudes overflows.
+        let mut reached = [0_i32; LANES];
+        for lane in 0..LANES {
+            reached[lane] = below - magnitude(block[lane]) as i32;
+        }
+        let mut eight = [0_i32; 8];
+        for lane in 0..8 {
+            eight[lane] = (reached[lane] | reached[lane + 8]) | (reached[lane + 16] | reached[lane + 24]);
+        }
+        if (eight[0] | eight[1] | eight[2] | eight[3] | eight[4] | eight[5] | eight[6] | eight[7]) < 0 {
+            let mut count = 0;
+            for (lane, value) in block.iter().enumerate() {
+                places[count] = start + lane as u32;
+                count += usize::from(magnitude(*value) >= floor);
+            }
+            found.extend_from_slice(&places[..count]);
+        }
+        start += LANES as u32;
+    }
+    found.extend((start..).zip(rest).filter(|(_, value)| magnitude(**value) >= floor).map(|(place, _)| place));
+    found
 }
 
 /// Mean magnitude, in f64; `without` where there are no values.
@@ -161,6 +211,30 @@ mod tests {
                 let least = least.fold(f32::MAX, f32::min);
                 let left = values.iter().zip(&decoded).filter(|(_, out)| **out == 0.0);
                 assert!(left.into_iter().all(|(value, _)| value.abs() <= least), "{kept} of {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_values_kept_are_those_that_sorting_finds() {
+        let mut state = 7_u32;
+        let mut noise = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        for count in [1, 31, 33, 1_000, 4_099, 32_768] {
+            let noisy: Vec<f32> = (0..count).map(|_| noise()).collect();
+            let coarse = noisy.iter().map(|value| (value * 4.0).round()).collect();
+            let rising = (0..count).map(|index| index as f32).collect();
+            let lumped = (0..count).map(|index| if index % 97 < 2 { -1e30 } else { 1e-40 }).collect();
+            for values in [noisy, coarse, rising, lumped, vec![0.0; count], vec![f32::MAX; count]] {
+                let mut sorted: Vec<usize> = (0..count).collect();
+                sorted.sort_by_key(|index| core::cmp::Reverse(magnitude(values[*index])));
+                for kept in [1, count.div_ceil(100), count.div_ceil(20), count / 2, count] {
+                    let mut expected = sorted[..kept].to_vec();
+                    expected.sort_unstable();
+                    assert_eq!(largest(&values, kept), expected, "{kept} of {count}");
+                }
             }
         }
     }

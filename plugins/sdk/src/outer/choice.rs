@@ -1,13 +1,13 @@
 //! Which outer optimiser a merge rule uses: the configuration's field `outer`, so that a rule need not care.
 
-use super::{Adam, Delayed, Nesterov, cooled};
+use super::{Adam, Delayed, Nesterov};
 use crate::bindings::Round;
 use crate::config::Config;
 
 /// The optimisers that `outer` can name, and the fields that each takes.
 const KNOWN: [(&str, &[&str]); 4] = [
     ("nesterov", &["eta", "momentum", "warmup", "cooldown"]),
-    ("sgd", &["eta", "cooldown"]),
+    ("sgd", Nesterov::PLAIN_FIELDS),
     ("adam", &["eta", "beta1", "beta2", "epsilon", "cooldown"]),
     ("delayed-nesterov", &["eta", "momentum", "warmup", "period", "spread", "cooldown"]),
 ];
@@ -47,11 +47,7 @@ impl Outer {
             }
         }
         match name {
-            "sgd" => {
-                let eta = config.number_within("eta", 0.7, 1e-6, 100.0, "between 1e-6 and 100")?;
-                let cooldown = config.number_within("cooldown", 1.0 / 3.0, 0.0, 1.0, "between 0 and 1")?;
-                Ok(Outer::Nesterov(Nesterov::new(eta * cooled(cooldown, round), 0.0, 0.0, round.version)))
-            }
+            "sgd" => Nesterov::plain(config, 0.7, round).map(Outer::Nesterov),
             "adam" => Adam::configured(config, round).map(Outer::Adam),
             "delayed-nesterov" => Delayed::configured(config, round).map(Outer::Delayed),
             _ => Nesterov::configured(config, round).map(Outer::Nesterov),
