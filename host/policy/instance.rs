@@ -170,7 +170,7 @@ fn failure(
 }
 
 /// A guest's text, fit for a log: cut to a bounded length, no control characters.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let mut end = text.len().min(REASON_BYTES_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -7,6 +7,7 @@ mod support;
 mod admission;
 mod child;
 mod codec;
+mod fuzz;
 mod golden;
 mod guest;
 mod hostile;
