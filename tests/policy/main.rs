@@ -13,6 +13,7 @@ mod guest;
 mod hostile;
 mod memory;
 mod merge;
+mod other;
 mod pace;
 mod robust;
 mod template;
