@@ -1,10 +1,11 @@
 //! `tombolo policy`: what a component is, and whether a run may use it. New crates are `template`.
 
 use super::arguments::{PolicyCheckArguments, PolicyCommand};
+use super::assembly::policy_limits;
 use super::template;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::policy::{CARD_FORMAT, Card, Limits, Policy, Role, RoleCard, Runtime, admit, bundled_wasm};
+use crate::policy::{CARD_FORMAT, Card, Policy, Role, RoleCard, Runtime, admit, bundled_wasm};
 
 /// `tombolo policy`.
 ///
@@ -77,7 +78,7 @@ fn examine(file: &str, config: &str) -> Result<Card> {
         crate::policy::Error::Host { .. } => Error::unavailable(format!("{file}: cannot be examined here")).because(e),
         e => Error::invalid(file.to_string()).because(e),
     };
-    let runtime = Runtime::compiling_with(Limits::default(), None, program).map_err(failed)?;
+    let runtime = Runtime::compiling_with(policy_limits()?, None, program).map_err(failed)?;
     let begun = clock::now();
     let policy = runtime.load(&wasm).map_err(failed)?;
     let compile_ms = clock::ms(begun.elapsed());
@@ -95,10 +96,12 @@ fn read(file: &str) -> Result<Vec<u8>> {
         Error::invalid(format!("{file}: cannot be read; expected a component's file or a bundled policy ({known})"))
             .because(e)
     };
-    let limit = Limits::default().component_bytes_max as u64;
+    let limit = policy_limits()?.component_bytes_max as u64;
     let found = std::fs::metadata(file).map_err(unreadable)?.len();
     if found > limit {
-        return Err(Error::invalid(format!("{file}: a component has at most {limit} bytes, found {found}")));
+        return Err(Error::invalid(format!(
+            "{file}: a component has at most {limit} bytes, found {found}; TOMBOLO_POLICY_LIMITS=large allows more"
+        )));
     }
     std::fs::read(file).map_err(unreadable)
 }

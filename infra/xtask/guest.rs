@@ -1,7 +1,7 @@
 //! Builds the worked examples in other languages under plugins/ to components.
 //!
-//! Their compilers come from package registries and make core modules; what turns a module into a component of `wit/policy.wit` is here, so that nobody
-//! needs a further tool for it. A compiler is looked for on PATH, and nothing is fetched.
+//! Their compilers come from package registries. Those of C and AssemblyScript make core modules; what turns a module into a component of `wit/policy.wit` is
+//! here, so that nobody needs a further tool for it. A compiler is looked for on PATH, and nothing is fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::{Failure, run};
 struct Example {
     /// Its folder under plugins/, and the component's name.
     language: &'static str,
-    /// The world of wit/policy.wit that it is made for.
-    world: &'static str,
+    /// The world of wit/policy.wit that its module is made for; none where the compiler makes a component itself.
+    world: Option<&'static str>,
     /// Ways to call its compiler; the first that answers to `version` is taken.
     compilers: &'static [&'static [&'static str]],
     /// What makes it say its version.
     version: &'static str,
     /// Where the compiler comes from.
     install: &'static str,
-    /// The compiler's arguments: its source, in its folder, the module, and the rest.
+    /// The compiler's arguments, in the folder of the source, where it is told to write this file.
     arguments: fn(&str) -> Vec<&str>,
 }
 
-const EXAMPLES: [Example; 2] = [
+const EXAMPLES: [Example; 3] = [
     Example {
         language: "c",
-        world: "merge-policy",
+        world: Some("merge-policy"),
         compilers: &[&["zig"], &["python-zig"], &["python3", "-m", "ziglang"]],
         version: "version",
         install: "pip install ziglang==0.17.1",
@@ -57,7 +57,7 @@ const EXAMPLES: [Example; 2] = [
     },
     Example {
         language: "assemblyscript",
-        world: "codec-policy",
+        world: Some("codec-policy"),
         compilers: &[&["asc"]],
         version: "--version",
         install: "npm install --global assemblyscript@0.28.20",
@@ -75,6 +75,26 @@ const EXAMPLES: [Example; 2] = [
                 "abort=",
                 "--transform",
                 "./rename.mjs",
+            ]
+        },
+    },
+    Example {
+        language: "python",
+        world: None,
+        compilers: &[&["componentize-py"]],
+        version: "--version",
+        install: "pip install componentize-py==0.25.1",
+        arguments: |component| {
+            vec![
+                "--wit-path",
+                "../../wit",
+                "--world",
+                "pace-policy",
+                "componentize",
+                "--stub-wasi",
+                "app",
+                "--output",
+                component,
             ]
         },
     },
@@ -103,7 +123,11 @@ pub(crate) fn build(language: &str, folder: &Path) -> Result<(), Failure> {
     command.args(&compiler[1..]).args((example.arguments)(&module_name));
     run(command.current_dir(source(language)))?;
     let component = folder.join(format!("{language}.wasm"));
-    let bytes = componentize(fs::read(&module)?, example.world)?;
+    let made = fs::read(&module)?;
+    let bytes = match example.world {
+        Some(world) => componentize(made, world)?,
+        None => made,
+    };
     fs::remove_file(&module)?;
     println!("{:>8} bytes  {}", bytes.len(), component.display());
     fs::write(&component, bytes)?;

@@ -38,7 +38,7 @@ usage: cargo xtask CHORE
   plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
   policy DIR          build the crate in DIR, made by `tombolo policy new`, with the compiler that builds the bundled ones; with
                       --offline before DIR, fetch no compiler and no crate
-  guest LANGUAGE DIR  build the worked example in plugins/LANGUAGE (c, assemblyscript) to DIR/LANGUAGE.wasm, with a compiler on PATH
+  guest LANGUAGE DIR  build the worked example in plugins/LANGUAGE (c, assemblyscript, python) to DIR/LANGUAGE.wasm, with a compiler on PATH
 ";
 
 fn main() -> ExitCode {
