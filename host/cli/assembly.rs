@@ -18,6 +18,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tombolo_engine::{Layout, Model, Trainer};
 
+/// Bounds on policies: the defaults, or wider ones where the operator of this machine has set `TOMBOLO_POLICY_LIMITS=large`.
+///
+/// # Errors
+/// Invalid: the variable has another value.
+pub fn policy_limits() -> Result<Limits> {
+    match std::env::var("TOMBOLO_POLICY_LIMITS").as_deref() {
+        Err(std::env::VarError::NotPresent) | Ok("") | Ok("default") => Ok(Limits::default()),
+        Ok("large") => Ok(Limits::large()),
+        other => Err(Error::invalid(format!("TOMBOLO_POLICY_LIMITS: expected default or large, found {other:?}"))),
+    }
+}
+
 /// The policy runtime with this user's cache of compiled components.
 pub fn policy_runtime() -> Result<Runtime> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
@@ -26,7 +38,7 @@ pub fn policy_runtime() -> Result<Runtime> {
         .map(|dir| dir.join("tombolo/policy"));
     let program =
         std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
-    Runtime::compiling_with(Limits::default(), cache, program)
+    Runtime::compiling_with(policy_limits()?, cache, program)
         .map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
 }
 

@@ -4,7 +4,7 @@ use super::arguments::{
     PolicyActivateArguments, PolicyCheckArguments, PolicyCommand, PolicyListArguments, PolicyPushArguments,
     PolicyShowArguments,
 };
-use super::assembly::{Run, open_for_writing, policy_runtime};
+use super::assembly::{Run, open_for_writing, policy_limits, policy_runtime};
 use super::role::location;
 use super::{replay, template};
 use crate::activate::{self, require_fit};
@@ -13,7 +13,7 @@ use crate::bucket::record::PolicyUse;
 use crate::bucket::{Location, Policies};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::policy::{CARD_FORMAT, Card, Hash, Limits, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine};
+use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine};
 
 /// `tombolo policy`.
 ///
@@ -187,7 +187,7 @@ async fn by_prefix(policies: &Policies, prefix: &str) -> Result<Hash> {
 pub fn examiner() -> Result<Runtime> {
     let program =
         std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
-    Runtime::compiling_with(Limits::default(), None, program)
+    Runtime::compiling_with(policy_limits()?, None, program)
         .map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
 }
 
@@ -204,10 +204,12 @@ pub fn component(file: &str) -> Result<Vec<u8>> {
         Error::invalid(format!("{file}: cannot be read; expected a component's file or a bundled policy ({known})"))
             .because(e)
     };
-    let limit = Limits::default().component_bytes_max as u64;
+    let limit = policy_limits()?.component_bytes_max as u64;
     let found = std::fs::metadata(file).map_err(unreadable)?.len();
     if found > limit {
-        return Err(Error::invalid(format!("{file}: a component has at most {limit} bytes, found {found}")));
+        return Err(Error::invalid(format!(
+            "{file}: a component has at most {limit} bytes, found {found}; TOMBOLO_POLICY_LIMITS=large allows more"
+        )));
     }
     std::fs::read(file).map_err(unreadable)
 }

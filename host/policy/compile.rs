@@ -22,6 +22,7 @@ use wasmtime::component::Component;
 use wasmtime::{Config, Engine};
 
 use super::artefact::{deserialize, limit_process, user};
+use super::instance::shown;
 use super::{Error, Hash, Limits, Result};
 
 /// First argument of the program when it is started to compile a policy.
@@ -117,7 +118,7 @@ impl Compiler {
 fn uncompilable(found: String) -> Error {
     Error::NotAPolicy {
         what: "compiling the component".into(),
-        found,
+        found: shown(&found),
         hint: "policies are components of WebAssembly 2.0 that import nothing".into(),
     }
 }

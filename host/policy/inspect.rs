@@ -9,6 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use wasmparser::{Encoding, FunctionBody, Operator, Parser, Payload, ValidPayload, Validator, WasmFeatures};
 
+use super::instance::shown;
 use super::{Error, Hash, Limits, Result};
 
 /// What a policy does for a run.
@@ -79,7 +80,8 @@ pub(super) fn inspect(policy: Hash, wasm: &[u8], limits: &Limits) -> Result<Vec<
 }
 
 fn not_a_policy(what: impl Into<String>, found: impl Into<String>, hint: impl Into<String>) -> Error {
-    Error::NotAPolicy { what: what.into(), found: found.into(), hint: hint.into() }
+    // What was found may be in the component's own words.
+    Error::NotAPolicy { what: what.into(), found: shown(&found.into()), hint: hint.into() }
 }
 
 fn too_costly(policy: Hash, what: impl Into<String>, limit: impl ToString, found: impl ToString) -> Error {

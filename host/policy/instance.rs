@@ -16,14 +16,13 @@ const REASON_BYTES_MAX: usize = 1_024;
 /// What the host keeps beside an instance's memory.
 pub(super) struct Guest {
     limit: usize,
+    /// Core instances, tables and memories that it may have, each.
+    parts: usize,
     /// Bytes of all its memories.
     held: usize,
     /// What it asked for when it asked for too much.
     refused: Option<usize>,
 }
-
-/// Core instances, tables and memories of one component: a toolchain makes a handful.
-const PARTS_MAX: usize = 32;
 
 /// Entries of one table: functions that are called indirectly.
 const TABLE_MAX: usize = 100_000;
@@ -47,15 +46,15 @@ impl ResourceLimiter for Guest {
     }
 
     fn instances(&self) -> usize {
-        PARTS_MAX
+        self.parts
     }
 
     fn tables(&self) -> usize {
-        PARTS_MAX
+        self.parts
     }
 
     fn memories(&self) -> usize {
-        PARTS_MAX
+        self.parts
     }
 }
 
@@ -75,7 +74,7 @@ impl<B> Instance<B> {
         make: impl FnOnce(&mut Store<Guest>) -> wasmtime::Result<B>,
     ) -> Result<Instance<B>> {
         let limits = policy.limits().clone();
-        let guest = Guest { limit: limits.instance_bytes_max, held: 0, refused: None };
+        let guest = Guest { limit: limits.instance_bytes_max, parts: limits.parts_max, held: 0, refused: None };
         let mut store = Store::new(policy.engine(), guest);
         store.limiter(|guest| guest);
         store.epoch_deadline_trap();
@@ -170,7 +169,7 @@ fn failure(
 }
 
 /// A guest's text, fit for a log: cut to a bounded length, no control characters.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let mut end = text.len().min(REASON_BYTES_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -11,6 +11,8 @@ pub struct Limits {
     pub function_locals_max: u32,
     /// Locals times branches of one function: what a register allocator has to weigh.
     pub function_work_max: u64,
+    /// Core instances, tables and memories of one component, each: a toolchain makes a handful, an interpreter with its libraries dozens.
+    pub parts_max: usize,
     /// Bytes of address space that the compiling child process may take.
     pub compile_bytes_max: u64,
     /// Seconds that the compiling child process may take.
@@ -27,6 +29,20 @@ pub struct Limits {
     pub simd_required: bool,
 }
 
+impl Limits {
+    /// For paces in languages that bring their interpreter along: components of up to 32 MiB, functions of up to 1 MiB (CPython has one of 417 KiB), and two
+    /// minutes for compiling them. The memory for that and all bounds on running are those of the defaults.
+    pub fn large() -> Limits {
+        Limits {
+            component_bytes_max: 32 << 20,
+            function_bytes_max: 1 << 20,
+            parts_max: 128,
+            compile_seconds_max: 120,
+            ..Limits::default()
+        }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -34,6 +50,7 @@ impl Default for Limits {
             function_bytes_max: 64 << 10,
             function_locals_max: 2_000,
             function_work_max: 1 << 20,
+            parts_max: 32,
             compile_bytes_max: 2 << 30,
             compile_seconds_max: 30,
             instance_bytes_max: 64 << 20,

@@ -14,7 +14,7 @@ use super::bindings::{codec::CodecPolicyPre, merge::MergePolicyPre, pace::PacePo
 use super::bundled::bundled_wasm;
 use super::compile::{Compiler, engine};
 use super::inspect::inspect;
-use super::instance::{Guest, Instance, TICKS_PER_SECOND};
+use super::instance::{Guest, Instance, TICKS_PER_SECOND, shown};
 use super::{Error, Hash, Limits, Result, Role};
 
 /// Loads policies. Cheap to clone; all clones share one engine.
@@ -89,7 +89,7 @@ impl Runtime {
         let component = compiler.component(hash, wasm, limits, trusted)?;
         let misfit = |error: wasmtime::Error| Error::NotAPolicy {
             what: "its world".into(),
-            found: format!("{error:#}"),
+            found: shown(&format!("{error:#}")),
             hint: "build against wit/policy.wit of this version".into(),
         };
         // An empty linker: whatever a component imports beside types is missing here.

@@ -169,8 +169,9 @@ fn compare(desk: &Desk, p: usize, before: &Vector, committed: &Vector, candidate
             for (room, vector) in room.iter_mut().zip([before, committed, candidate]) {
                 vector.read(at, &mut room[..length])?;
             }
-            for i in 0..length {
-                let (x, y) = (f64::from(room[0][i] - room[1][i]), f64::from(room[0][i] - room[2][i]));
+            let [from, committed, candidate] = &room;
+            for ((from, committed), candidate) in from.iter().zip(committed).zip(candidate).take(length) {
+                let (x, y) = (f64::from(from - committed), f64::from(from - candidate));
                 a += x * x;
                 b += y * y;
                 difference += (x - y) * (x - y);

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed or found a difference, 2 called wrongly, 3 no way to build for WebAssembly here.
 
 mod check;
+mod guest;
 mod plugins;
 mod toolchain;
 
@@ -37,6 +38,7 @@ usage: cargo xtask CHORE
   plugins --out DIR   build them into DIR, manifest included; with --offline before --out, fetch no compiler
   policy DIR          build the crate in DIR, made by `tombolo policy new`, with the compiler that builds the bundled ones; with
                       --offline before DIR, fetch no compiler and no crate
+  guest LANGUAGE DIR  build the worked example in plugins/LANGUAGE (c, assemblyscript, python) to DIR/LANGUAGE.wasm, with a compiler on PATH
 ";
 
 fn main() -> ExitCode {
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         ["plugins", "--offline", "--out", folder] => plugins::build_into(folder.as_ref(), Fetch::Forbidden),
         ["policy", "--offline", folder] => plugins::build_crate(folder.as_ref(), Fetch::Forbidden),
         ["policy", folder] => plugins::build_crate(folder.as_ref(), Fetch::Allowed),
+        ["guest", language, folder] => guest::build(language, folder.as_ref()),
         _ => Err(Failure::Usage(USAGE.into())),
     };
     let (code, message) = match done {

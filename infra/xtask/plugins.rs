@@ -1,8 +1,8 @@
 //! Builds the policies under plugins/ into components and writes down what they were built from.
 //!
 //! The components ship in the repository, so that nobody needs a WebAssembly toolchain to run them; `manifest.json` says which
-//! compiler made them from which sources. Sources are named by one hash over every file under plugins/ (build output left
-//! out) and wit/: path, length and content, in the order of the paths. Another compiler makes other bytes of the same sources; what it may
+//! compiler made them from which sources. Sources are named by one hash over every file under plugins/ (build output and examples in
+//! other languages left out) and wit/: path, length and content, in the order of the paths. Another compiler makes other bytes of the same sources; what it may
 //! not make is other answers, which the golden vectors of the host's tests hold.
 
 use std::fs;
@@ -179,13 +179,16 @@ fn source_hash() -> Result<String, Failure> {
     Ok(hex(&hash.finalize()))
 }
 
-/// Files under `folder`, without build output and what is hidden.
+/// Folders under plugins/ that no bundled policy is built from: output, and the examples in other languages.
+const OTHERS: [&str; 5] = ["assemblyscript", "bundled", "c", "python", "target"];
+
+/// Files under `folder`, without those and what is hidden.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') || name == "target" || name == "bundled" {
+        if name.starts_with('.') || OTHERS.contains(&&*name) {
             continue;
         }
         if entry.file_type()?.is_dir() {

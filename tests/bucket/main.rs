@@ -7,6 +7,7 @@ mod support;
 mod claim;
 mod create;
 mod doctor;
+mod fuzz;
 mod log;
 mod object;
 mod provision;

@@ -5,6 +5,7 @@
 pub mod careless;
 pub mod flaky;
 pub mod forgetful;
+pub mod mutant;
 pub mod program;
 pub mod server;
 pub mod store;
