@@ -17,6 +17,7 @@ use tombolo::policy::{Codec, Limits, Policy, Runtime, Tensor, chunks};
 use tombolo::spec::Spec;
 use tombolo::syncer::{Verdict, check};
 
+use crate::log::policies;
 use crate::support::mutant::{Mutants, assert_readable, each, memory_peak_bytes, told};
 use crate::support::say;
 use crate::{FRAGMENTS, model};
@@ -41,7 +42,7 @@ fn id() -> OfferId {
 }
 
 fn ledger() -> Ledger {
-    let mut ledger = Ledger::new(FRAGMENTS, 4, "merge");
+    let mut ledger = Ledger::new(FRAGMENTS, 4, policies());
     let version = |round: u64| Version { round, hash: sha256(&round.to_le_bytes()), state: None };
     let body = Body::Start { versions: (0..FRAGMENTS as u64).map(version).collect(), window: 1 };
     let start = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "s".into(), term: 0, body };
@@ -81,6 +82,7 @@ fn offer(
         tokens: 100,
         steps: 2,
         codec: policy.hash().to_string(),
+        codec_config: String::new(),
         hash: content_hash(&encoded),
     };
     (header, encoded, decoded)
@@ -155,7 +157,10 @@ impl Desk {
                 return Found::Unreadable;
             }
         };
-        let codec = (&whole.policy, &b""[..]);
+        // As the syncer finds it: by the hash and the configuration that the header names.
+        let header = &stored.header;
+        let known = header.codec == whole.policy.hash().to_string() && header.codec_config.is_empty();
+        let codec = known.then_some((&whole.policy, &b""[..]));
         match check(&id(), &stored, &self.spec, &self.ledger, &self.fragments, codec, &self.tensors) {
             Err(error) => {
                 corrupt(error);

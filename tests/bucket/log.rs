@@ -17,7 +17,7 @@ const WRITERS: usize = 3;
 const ENTRIES_EACH: usize = 3;
 
 /// Made-up policies, told apart by their hashes.
-fn policies() -> Active {
+pub fn policies() -> Active {
     let policy =
         |name: &str, digit: &str| PolicyUse { name: name.into(), hash: digit.repeat(64), config: String::new() };
     Active::new(&policy("codec", "c"), &policy("merge", "a"))
