@@ -1,9 +1,9 @@
 //! The policies of a run as they are used: fetched from its bucket when they are first asked for, loaded, and kept. A policy is looked up by its hash, so what
 //! lies here never changes.
 
-use super::Bucket;
 use super::record::PolicyUse;
-use crate::error::{Error, Result};
+use super::{Active, Bucket};
+use crate::error::{Error, Kind, Result};
 use crate::policy::{self, Policy, Role, Runtime};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +54,21 @@ impl Shelf {
         let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
         let found = roles.join(" and ");
         Err(Error::invalid(format!("policy {} ({}): expected a {role} policy, found {found}", which.name, which.hash)))
+    }
+
+    /// Holds that at least one policy can be had that may fill `role` in `round`. A bucket that does not answer now may do so later.
+    ///
+    /// # Errors
+    /// What the active one is, if none can: it is damaged, or no policy for this role.
+    pub async fn require(&self, role: Role, active: &Active, round: u64) -> Result<()> {
+        let mut first = None;
+        for which in active.candidates(role, round) {
+            match self.get(role, which).await {
+                Err(error) if error.kind() != Kind::Unavailable => first = first.or(Some(error)),
+                _ => return Ok(()),
+            }
+        }
+        first.map_or(Ok(()), Err)
     }
 
     async fn fetch(&self, which: &PolicyUse) -> Result<Policy> {

@@ -20,6 +20,7 @@ use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::outer::Fragments;
+use crate::policy::Role;
 use std::sync::Arc;
 use tombolo_engine::Layout;
 
@@ -61,7 +62,7 @@ pub(super) struct Joined {
 /// Brings an island into its run; `trust` says whether its own checkpoint may be gone on from.
 ///
 /// # Errors
-/// Unavailable or corrupt bucket; the run has not started; the model's layout is not the run's.
+/// Unavailable or corrupt bucket; no codec of the run can be used; the run has not started; the model's layout is not the run's.
 pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     if site.fragments.fingerprint() != site.record.layout {
         return Err(Error::invalid(format!(
@@ -71,11 +72,13 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
             site.record.layout
         )));
     }
+    // Before anything is written: an island that could never offer leaves nothing behind.
+    let mut tail = Tail::join(&site.bucket, Ledger::of(&site.record)).await?;
+    tail.advance(&site.bucket, usize::MAX).await?;
+    site.shelf.require(Role::Codec, &tail.ledger.active, tail.ledger.next_round).await?;
     let incarnation = site.bucket.claim_incarnation(&site.name).await?;
     let last = site.bucket.card(&site.name).await?.unwrap_or_default();
     site.bucket.put_card(&starting(&site, incarnation, &last)).await?;
-    let empty = Ledger::of(&site.record);
-    let mut tail = Tail::join(&site.bucket, empty).await?;
     tail.advance(&site.bucket, usize::MAX).await?;
     if tail.ledger.versions.is_empty() {
         return Err(Error::unavailable(format!(

@@ -89,12 +89,16 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Runs a syncer until the run ends or `drain` completes; it stands by while another acts.
 ///
 /// # Errors
-/// Corrupt objects that the log names; a merge policy that fails. An unavailable bucket is waited for.
+/// Corrupt objects that the log names; no policy of the run can be used; a merge policy that fails. An unavailable bucket is waited for.
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
     let rules = Rules::of(&desk.record.spec, desk.fragments.count());
     let empty = Ledger::of(&desk.record);
-    let tail = Tail::join(&desk.bucket, empty).await?;
+    let mut tail = Tail::join(&desk.bucket, empty).await?;
+    tail.advance(&desk.bucket, usize::MAX).await?;
+    for role in [Role::Codec, Role::Merge] {
+        desk.shelf.require(role, &tail.ledger.active, tail.ledger.next_round).await?;
+    }
     let mut syncer = Syncer {
         tail,
         machine: Machine::new(rules, desk.beat_every),
