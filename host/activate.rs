@@ -4,7 +4,7 @@
 //! A crash at any point leaves the switch written or not; the component lies in the bucket before any entry names it.
 
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, CONFIG_BYTES_MAX, Created, Ledger, Tail, Vector};
+use crate::bucket::{Bucket, Created, Tail, Vector};
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
 use crate::outer::{Fragments, norm};
@@ -100,7 +100,8 @@ fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) 
     merge_round(policy, config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
 }
 
-/// Holds that the component `policy.hash`, which lies in the bucket, fits the run: its role, the contract under its configuration, the run's tensors.
+/// Holds that the component `policy.hash`, which lies in the bucket, fits the run: its role, the contract under its
+/// configuration (as [`canonical`](crate::bucket::policy::canonical) makes it), the run's tensors.
 ///
 /// # Errors
 /// Invalid: what does not fit. Corrupt: it is not in the bucket, or not itself. Unavailable.
@@ -115,14 +116,6 @@ pub async fn require_fit(
     let PolicyUse { name, hash, config } = policy;
     if role == Role::Pace {
         return Err(Error::invalid("role: expected codec or merge, found pace: a run has no policy of that role"));
-    }
-    if config.len() > CONFIG_BYTES_MAX {
-        let found = config.len();
-        return Err(Error::invalid(format!("config: expected at most {CONFIG_BYTES_MAX} bytes, found {found}")));
-    }
-    let object = config.is_empty() || serde_json::from_str::<serde_json::Map<_, _>>(config).is_ok();
-    if !object || config.starts_with(char::is_whitespace) {
-        return Err(Error::invalid("config: expected a JSON object, or nothing"));
     }
     let wasm = bucket.policies().component(hash).await?;
     let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
@@ -144,7 +137,7 @@ pub async fn activate(
     from_round: Option<u64>,
 ) -> Result<Switch> {
     let run = &record.spec.run;
-    let mut tail = Tail::join(bucket, Ledger::of(record)).await?;
+    let mut tail = Tail::of(bucket, record).await?;
     let writer = format!("operator-{}", &nonce()[..8]);
     let nonce = nonce();
     for _ in 0..TRIES_MAX {

@@ -71,6 +71,14 @@ impl Shelf {
         first.map_or(Ok(()), Err)
     }
 
+    /// Loads the policies that fill `role` from `round` on before they are needed. What cannot be loaded shows when it is.
+    pub async fn prepare(&self, role: Role, active: &Active, round: u64) {
+        let ahead = active.ahead(role, round).map(|(_, chosen)| &chosen.policy);
+        for policy in std::iter::once(active.at(role, round)).chain(ahead) {
+            let _ = self.get(role, policy).await;
+        }
+    }
+
     async fn fetch(&self, which: &PolicyUse) -> Result<Policy> {
         let place = || format!("policy {} ({})", which.name, which.hash);
         let Some((runtime, bucket)) = &self.source else {

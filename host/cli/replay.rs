@@ -5,6 +5,7 @@ use super::assembly::{Run, cores, policy_runtime};
 use super::policy::component;
 use super::role::location;
 use crate::bucket::Shelf;
+use crate::bucket::policy::canonical;
 use crate::bucket::record::PolicyUse;
 use crate::error::{Error, Result};
 use crate::event::Sink;
@@ -55,7 +56,7 @@ async fn compare(target: &Target, candidate: &CandidateArguments, rounds: Rounds
     };
     // From here, not from the bucket: nothing is written there.
     let policy = runtime.load(&wasm).map_err(|e| Error::invalid(name.clone()).because(e))?;
-    let config = candidate.config.clone().unwrap_or_default();
+    let config = canonical(candidate.config.as_deref().unwrap_or_default()).map_err(|e| e.at("--config"))?;
     let used = PolicyUse { name: name.clone(), hash: policy.hash().to_string(), config };
     let shelf = Shelf::new(&runtime, &run.bucket);
     shelf.put(policy);

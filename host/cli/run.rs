@@ -181,8 +181,7 @@ async fn next_name(
         let bucket = crate::bucket::Bucket::new(store.clone(), &candidate);
         let Some(record) = bucket.run_record().await? else { return Ok(candidate) };
         let run = Run::of(bucket, record, location)?;
-        let empty = Ledger::of(&run.record);
-        let mut tail = Tail::join(&run.bucket, empty).await?;
+        let mut tail = Tail::of(&run.bucket, &run.record).await?;
         tail.advance(&run.bucket, usize::MAX).await?;
         if tail.ledger.stopped.is_none() {
             return Ok(candidate);

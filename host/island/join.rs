@@ -73,7 +73,7 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
         )));
     }
     // Before anything is written: an island that could never offer leaves nothing behind.
-    let mut tail = Tail::join(&site.bucket, Ledger::of(&site.record)).await?;
+    let mut tail = Tail::of(&site.bucket, &site.record).await?;
     tail.advance(&site.bucket, usize::MAX).await?;
     site.shelf.require(Role::Codec, &tail.ledger.active, tail.ledger.next_round).await?;
     let incarnation = site.bucket.claim_incarnation(&site.name).await?;

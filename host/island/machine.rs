@@ -253,11 +253,6 @@ impl Machine {
         }
     }
 
-    /// The first round that can be offered for.
-    pub fn first_open(&self) -> u64 {
-        self.open.start
-    }
-
     /// Whether round `round` can still be offered for.
     pub fn is_open(&self, round: u64) -> bool {
         self.open.contains(&round) && self.stopped.is_none()

@@ -102,7 +102,6 @@ async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> R
     let (offers, offers_out) = mpsc::channel(OFFERS_MAX);
     let (checkpoints, checkpoints_out) = mpsc::channel(1);
     let mut beside = JoinSet::new();
-    crew.prepare().await;
     beside.spawn(crew.clone().follow(tail));
     beside.spawn(crew.clone().fetch());
     beside.spawn(crew.clone().beat());

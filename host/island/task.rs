@@ -87,7 +87,9 @@ impl Crew {
                         match entry {
                             Ok(entry) => {
                                 if let Body::Activate(_) = &entry.body {
-                                    self.switch(&tail.ledger.active).await;
+                                    let ledger = &tail.ledger;
+                                    *self.active() = ledger.active.clone();
+                                    self.shelf.prepare(Role::Codec, &ledger.active, ledger.next_round).await;
                                 }
                                 self.take_in(entry, tail.ledger.window);
                             }
@@ -117,22 +119,6 @@ impl Crew {
             }
             Body::Stop { reason } => self.shared.machine().stop(reason),
             Body::Start { .. } | Body::Term { .. } | Body::Activate(_) => {}
-        }
-    }
-
-    /// Takes in a switch of policies. Codecs are loaded before their round comes.
-    async fn switch(&self, active: &Active) {
-        *self.active() = active.clone();
-        self.prepare().await;
-    }
-
-    /// Loads the codecs of the next rounds. What cannot be loaded shows when it is needed.
-    pub async fn prepare(&self) {
-        let active = self.active().clone();
-        let round = self.shared.machine().first_open();
-        let ahead = active.ahead(Role::Codec, round).map(|(_, chosen)| &chosen.policy);
-        for codec in std::iter::once(active.at(Role::Codec, round)).chain(ahead) {
-            let _ = self.shelf.get(Role::Codec, codec).await;
         }
     }
 

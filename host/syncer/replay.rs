@@ -4,9 +4,8 @@
 //! Every round starts from the parameters that were committed before it, so that what differs is the policy's own step; the candidate's optimiser goes on with its own
 //! state from round to round, which reads as zero at first.
 
-use super::merge::{RoundInput, merge_round};
 use super::run::Desk;
-use super::verify::Tape;
+use super::verify::{Tape, same_bits};
 use crate::bucket::record::{Body, PolicyUse};
 use crate::bucket::{Flat, Ledger, Tail, Vector};
 use crate::clock::{self, Duration};
@@ -84,7 +83,7 @@ pub async fn replay(
     let (first, last, mut left) = match rounds {
         Rounds::Past { first, last } => (first, last, u64::MAX),
         Rounds::Next(count) => {
-            tail = Tail::join(&desk.bucket, tail.ledger).await?;
+            tail = Tail::of(&desk.bucket, &desk.record).await?;
             tail.advance(&desk.bucket, usize::MAX).await?;
             (tail.ledger.next_round, u64::MAX, count)
         }
@@ -105,7 +104,7 @@ pub async fn replay(
         if commit.round < first {
             continue;
         }
-        let tape = match Tape::read(desk, &before, &commit).await {
+        let mut tape = match Tape::read(desk, &before, &commit).await {
             Ok(tape) => tape,
             Err(error) if error.kind() == Kind::Unavailable => {
                 gone += 1;
@@ -114,26 +113,22 @@ pub async fn replay(
             Err(error) => return Err(error),
         };
         let committed = desk.bucket.fragment_spooled(&desk.fragments, tape.p, &commit.made).await?;
-        let Tape { p, round, parameters, state, memo, contributions } = tape;
-        // Where it is the very policy that was active, it goes on from what that left.
-        let is_active = candidate.is_same(before.active.at(Role::Merge, commit.round));
-        let (state, memo) = memories.remove(&p).unwrap_or(if is_active { (state, memo) } else { Default::default() });
-        let offers = contributions.len();
-        let input = RoundInput {
-            round,
-            tensors: &desk.tensors[p],
-            contributions,
-            parameters: &parameters,
-            state: &state,
-            memo: &memo,
+        let p = tape.p;
+        let (state, memo) = match memories.remove(&p) {
+            Some(memory) => memory,
+            // Where it is the very policy that was active, it goes on from what that left.
+            None if candidate.is_same(before.active.at(Role::Merge, commit.round)) => {
+                (std::mem::take(&mut tape.state), std::mem::take(&mut tape.memo))
+            }
+            None => Default::default(),
         };
         let begun = clock::now();
-        let merged = merge_round(&policy, candidate.config.as_bytes(), &input, desk.threads, &|| ());
+        let merged = tape.merge(desk, (&policy, &candidate.config), &state, &memo);
         let ms = clock::ms(begun.elapsed());
         let mut replayed = Replayed {
             round: commit.round,
             fragment: p,
-            offers,
+            offers: tape.contributions.len(),
             weights: Vec::new(),
             ms,
             tensors: Vec::new(),
@@ -142,8 +137,8 @@ pub async fn replay(
         };
         match merged {
             Ok(output) => {
-                replayed.tensors = compare(desk, p, &parameters, &committed, &output.parameters)?;
-                replayed.same = replayed.tensors.iter().all(|tensor| tensor.difference_norm == 0.0);
+                replayed.tensors = compare(desk, p, &tape.parameters, &committed, &output.parameters)?;
+                replayed.same = same_bits(&committed, &output.parameters)?;
                 replayed.weights = output.weights;
                 memories.insert(p, (output.state, output.memo));
             }

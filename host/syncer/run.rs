@@ -93,8 +93,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
     let rules = Rules::of(&desk.record.spec, desk.fragments.count());
-    let empty = Ledger::of(&desk.record);
-    let mut tail = Tail::join(&desk.bucket, empty).await?;
+    let mut tail = Tail::of(&desk.bucket, &desk.record).await?;
     tail.advance(&desk.bucket, usize::MAX).await?;
     for role in [Role::Codec, Role::Merge] {
         desk.shelf.require(role, &tail.ledger.active, tail.ledger.next_round).await?;
@@ -114,7 +113,6 @@ pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
         fell_back: BTreeSet::new(),
         desk: desk.clone(),
     };
-    syncer.prepare().await;
     let mut beside = JoinSet::new();
     beside.spawn(beat(desk.clone(), syncer.office.clone()));
     beside.spawn(watch_islands(desk.clone(), syncer.cards.clone(), syncer.incarnations.clone()));
@@ -181,20 +179,12 @@ impl Syncer {
         }
         let switches = |entry: &Entry| matches!(entry.body, Body::Activate(_));
         if entries.iter().flatten().any(switches) {
-            self.prepare().await;
-        }
-        Ok(())
-    }
-
-    /// Loads the policies of the next rounds before they are needed. What cannot be loaded shows when it is.
-    async fn prepare(&self) {
-        let (active, round) = (&self.ledger().active, self.ledger().next_round);
-        for role in [Role::Codec, Role::Merge] {
-            let ahead = active.ahead(role, round).map(|(_, chosen)| &chosen.policy);
-            for policy in std::iter::once(active.at(role, round)).chain(ahead) {
-                let _ = self.desk.shelf.get(role, policy).await;
+            let ledger = self.ledger();
+            for role in [Role::Codec, Role::Merge] {
+                desk.shelf.prepare(role, &ledger.active, ledger.next_round).await;
             }
         }
+        Ok(())
     }
 
     /// Gives up the policy that fills `role` in `round`, which failed: from `from` on, the last one that did not takes its place again. False where there is

@@ -1,6 +1,6 @@
 //! Recomputing merges: given the objects that a commit names, anyone gets the same bytes (guarantee G6). The log is the tape.
 
-use super::merge::{RoundInput, merge_round};
+use super::merge::{RoundInput, RoundOutput, merge_round};
 use super::offer::{NO_WEIGHT, decode};
 use super::round::offer_bytes_max;
 use super::run::Desk;
@@ -8,7 +8,7 @@ use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
 use crate::bucket::{Flat, Ledger, OfferHeader, Tail, Vector};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::hex;
-use crate::policy::{CHUNK_ELEMENTS, Contribution, Role, Round};
+use crate::policy::{CHUNK_ELEMENTS, Contribution, Policy, Role, Round};
 use std::sync::Arc;
 
 /// What a verification came to.
@@ -39,8 +39,7 @@ impl Verified {
 /// # Errors
 /// The bucket does not answer, or the policies cannot be run.
 pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> Result<Verified> {
-    let empty = Ledger::of(&desk.record);
-    let mut tail = Tail::new(empty);
+    let mut tail = Tail::new(Ledger::of(&desk.record));
     let mut verified = Verified::default();
     loop {
         let before = tail.ledger.clone();
@@ -151,22 +150,37 @@ impl Tape {
         };
         Ok(Tape { p, round, parameters, state, memo, contributions })
     }
+
+    /// Merges it with `policy`, whose optimiser goes on from `state` and `memo`.
+    ///
+    /// # Errors
+    /// Those of [`merge_round`].
+    pub fn merge(
+        &self,
+        desk: &Desk,
+        (policy, config): (&Policy, &str),
+        state: &[Vector],
+        memo: &[u8],
+    ) -> Result<RoundOutput> {
+        let input = RoundInput {
+            round: self.round,
+            tensors: &desk.tensors[self.p],
+            contributions: self.contributions.clone(),
+            parameters: &self.parameters,
+            state,
+            memo,
+        };
+        merge_round(policy, config.as_bytes(), &input, desk.threads, &|| ())
+    }
 }
 
 /// Merges the offers of `commit` again on what it extends.
 async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> {
-    let Tape { p, round, parameters, state, memo, contributions } = Tape::read(desk, before, commit).await?;
+    let tape = Tape::read(desk, before, commit).await?;
+    let p = tape.p;
     let active = before.active.at(Role::Merge, commit.round);
     let policy = desk.shelf.get(Role::Merge, active).await?;
-    let input = RoundInput {
-        round,
-        tensors: &desk.tensors[p],
-        contributions,
-        parameters: &parameters,
-        state: &state,
-        memo: &memo,
-    };
-    let output = merge_round(&policy, active.config.as_bytes(), &input, desk.threads, &|| ())?;
+    let output = tape.merge(desk, (&policy, &active.config), &tape.state, &tape.memo)?;
     let committed = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.made).await?;
     let (slots, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.made).await?;
     if !same_bits(&committed, &output.parameters)? {
@@ -190,7 +204,7 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
 }
 
 /// Whether two vectors of one fragment are the same, bit by bit.
-fn same_bits(a: &Vector, b: &Vector) -> Result<bool> {
+pub(super) fn same_bits(a: &Vector, b: &Vector) -> Result<bool> {
     let elements = a.elements();
     if elements != b.elements() {
         return Ok(false);

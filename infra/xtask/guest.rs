@@ -1,14 +1,11 @@
 //! Builds the worked examples in other languages under plugins/ to components.
 //!
-//! Their compilers come from package registries. Those of C and AssemblyScript make core modules; what turns a module into a component of `wit/policy.wit` is
-//! here, so that nobody needs a further tool for it. A compiler is looked for on PATH, and nothing is fetched.
+//! Their compilers come from package registries. Those of C and AssemblyScript make core modules; `infra/componentize` turns
+//! them into components of `wit/policy.wit`. A compiler is looked for on PATH, and nothing is fetched.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
-use wit_parser::Resolve;
+use std::{env, fs};
 
 use crate::plugins::root;
 use crate::{Failure, run};
@@ -123,14 +120,14 @@ pub(crate) fn build(language: &str, folder: &Path) -> Result<(), Failure> {
     command.args(&compiler[1..]).args((example.arguments)(&module_name));
     run(command.current_dir(source(language)))?;
     let component = folder.join(format!("{language}.wasm"));
-    let made = fs::read(&module)?;
-    let bytes = match example.world {
-        Some(world) => componentize(made, world)?,
-        None => made,
-    };
-    fs::remove_file(&module)?;
-    println!("{:>8} bytes  {}", bytes.len(), component.display());
-    fs::write(&component, bytes)?;
+    match example.world {
+        Some(world) => {
+            componentize(&module, world, &component)?;
+            fs::remove_file(&module)?;
+        }
+        None => fs::rename(&module, &component)?,
+    }
+    println!("{:>8} bytes  {}", fs::metadata(&component)?.len(), component.display());
     Ok(())
 }
 
@@ -138,15 +135,11 @@ fn source(language: &str) -> PathBuf {
     root().join("plugins").join(language)
 }
 
-/// A core module that keeps to the canonical ABI of this world as a component.
-fn componentize(mut module: Vec<u8>, world: &str) -> Result<Vec<u8>, Failure> {
-    let wit = root().join("wit");
-    let mut made = || -> Result<Vec<u8>, Box<dyn std::error::Error>> {
-        let mut resolve = Resolve::default();
-        let (package, _) = resolve.push_path(&wit)?;
-        let world = resolve.select_world(&[package], Some(world))?;
-        embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)?;
-        Ok(ComponentEncoder::default().module(&module)?.validate(true).encode()?)
-    };
-    made().map_err(|error| Failure::Failed(format!("the module does not fit {world} of {}: {error:#}", wit.display())))
+/// Makes a core module that keeps to the canonical ABI of this world a component.
+fn componentize(module: &Path, world: &str, component: &Path) -> Result<(), Failure> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--release", "--locked", "--quiet", "--manifest-path"]);
+    command.arg(root().join("infra/componentize/Cargo.toml"));
+    command.arg("--target-dir").arg(root().join("target/componentize"));
+    run(command.arg("--").arg(root().join("wit")).arg(world).args([module, component]))
 }

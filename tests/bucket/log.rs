@@ -9,7 +9,7 @@ use tombolo::bucket::{Active, Bucket, Created, Ledger, OfferId, Tail};
 use tombolo::nonce::nonce;
 use tombolo::policy::Role;
 
-use crate::support::store::everywhere;
+use crate::support::store::{Place, everywhere};
 use crate::{FRAGMENTS, bucket, race};
 
 /// Writers of one log at once, and entries that each gets in. SeaweedFS makes the losers of an index wait for seconds, so they are few.
@@ -75,6 +75,18 @@ fn skip(ledger: &Ledger, island: &str) -> Skip {
     let refused = |offer: OfferRecord| OfferRecord { weight: 0.0, fate: Fate::Refused("no".into()), ..offer };
     let offers = commit.offers.into_iter().map(refused).collect();
     Skip { round: commit.round, offers, reason: "nothing to merge".into() }
+}
+
+/// Each of these at the end of the log is void, for the reason beside it.
+async fn assert_void(place: &Place, bucket: &Bucket, tail: &Tail, cases: impl IntoIterator<Item = (Body, &str)>) {
+    for (body, rule) in cases {
+        let seq = tail.ledger.next;
+        assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
+        let read = tail.clone().advance(bucket, usize::MAX).await.expect("the log is readable");
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
+        place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
+    }
 }
 
 async fn whole_log(bucket: &Bucket) -> Tail {
@@ -197,14 +209,7 @@ fn a_commit_that_counts_tokens_twice_or_merges_an_offer_again_is_void() {
             (tampered(&|c| c.offers.clear()), "a commit merges at least one offer"),
             (tampered(&|c| c.base.hash.push('x')), "a commit extends the current version of its fragment"),
         ];
-        for (body, rule) in cases {
-            let seq = tail.ledger.next;
-            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
-            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
-            assert_eq!(read.len(), 1);
-            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
-            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
-        }
+        assert_void(&place, &bucket, &tail, cases).await;
     });
 }
 
@@ -231,13 +236,7 @@ fn a_skip_closes_its_round_without_a_version_and_one_that_merges_or_has_no_offer
             (wrong(&|s| s.offers[0].fate = Fate::Merged), "a skipped round merges nothing"),
             (wrong(&|s| s.offers[0].id.round -= 1), "an offer has one fate"),
         ];
-        for (body, rule) in cases {
-            let seq = tail.ledger.next;
-            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
-            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
-            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
-            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
-        }
+        assert_void(&place, &bucket, &tail, cases).await;
         for _ in 0..10 {
             for p in 0..FRAGMENTS {
                 let body =
@@ -325,13 +324,7 @@ fn a_switch_of_policies_counts_for_every_reader_from_its_round_on_and_one_that_c
             (wrong(&|s| s.policy.config = "[]".into()), "a configuration is a JSON object of bounded size"),
             (wrong(&|s| s.policy.name = "n".repeat(5000)), "a name is of bounded size"),
         ];
-        for (body, rule) in cases {
-            let seq = tail.ledger.next;
-            assert_eq!(bucket.append(&entry(seq, "wrong", body)).await.expect("an answer"), Created::Mine);
-            let read = tail.clone().advance(&bucket, usize::MAX).await.expect("the log is readable");
-            assert_eq!(read[0].as_ref().expect_err("void").rule, rule);
-            place.store.delete(&bucket.keys().log(seq)).await.expect("deleted");
-        }
+        assert_void(&place, &bucket, &tail, cases).await;
         append(&bucket, &mut tail, Body::Activate(Box::new(switch(Role::Merge, next + 1)))).await;
         append(&bucket, &mut tail, Body::Activate(Box::new(switch(Role::Codec, next + 1)))).await;
         for round in next..next + 3 {

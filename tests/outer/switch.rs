@@ -88,6 +88,12 @@ async fn after(world: &World, rounds: u64) -> Result<()> {
     Ok(())
 }
 
+/// Switches once this many rounds are committed.
+async fn switch(world: &World, rounds: u64, role: Role, policy: &PolicyUse, from_round: Option<u64>) -> Result<()> {
+    after(world, rounds).await?;
+    activate::activate(&world.bucket, &world.record, role, policy, from_round).await.map(|_| ())
+}
+
 #[test]
 fn every_round_from_the_one_named_on_is_merged_by_the_other_policy_and_recomputes_to_the_same_bytes() {
     on_virtual_time(41, async {
@@ -125,11 +131,8 @@ fn every_offer_from_the_round_named_on_is_encoded_by_the_other_codec_and_none_is
         let other = runtime().bundled("int8").unwrap();
         let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
         let policy = used(&other, "");
-        let (ledger, entries) = switched(&world, &shelf, async || {
-            after(&world, 6).await?;
-            activate::activate(&world.bucket, &world.record, Role::Codec, &policy, None).await.map(|_| ())
-        })
-        .await?;
+        let (ledger, entries) =
+            switched(&world, &shelf, async || switch(&world, 6, Role::Codec, &policy, None).await).await?;
         let from = switches(&entries)[0].from_round;
         assert_eq!((ledger.fates.refused, ledger.fates.late), (0, 0));
         let mut seen = [0, 0];
@@ -156,11 +159,8 @@ fn a_merge_policy_that_traps_is_given_up_and_its_round_is_redone_with_the_one_be
         let bad = runtime().load(&MergeText { step: "(unreachable)", ..MergeText::default() }.wasm()).unwrap();
         let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
         let policy = used(&bad, "");
-        let (ledger, entries) = switched(&world, &shelf, async || {
-            after(&world, 6).await?;
-            activate::activate(&world.bucket, &world.record, Role::Merge, &policy, Some(15)).await.map(|_| ())
-        })
-        .await?;
+        let (ledger, entries) =
+            switched(&world, &shelf, async || switch(&world, 6, Role::Merge, &policy, Some(15)).await).await?;
         let [asked, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
         assert_eq!((asked.from_round, &asked.failed), (15, &None));
         assert_eq!((given_up.from_round, given_up.policy.is_same(&world.record.merge)), (15, true));
@@ -204,11 +204,8 @@ fn an_island_whose_codec_traps_offers_with_the_one_before_it_and_the_run_goes_ba
         let bad = runtime().load(&CodecText { encode: "(unreachable)", ..CodecText::default() }.wasm()).unwrap();
         let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
         let policy = used(&bad, "");
-        let (ledger, entries) = switched(&world, &shelf, async || {
-            after(&world, 6).await?;
-            activate::activate(&world.bucket, &world.record, Role::Codec, &policy, Some(15)).await.map(|_| ())
-        })
-        .await?;
+        let (ledger, entries) =
+            switched(&world, &shelf, async || switch(&world, 6, Role::Codec, &policy, Some(15)).await).await?;
         let [_, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
         assert!(given_up.policy.is_same(&world.record.codec) && given_up.from_round > 15);
         assert!(
@@ -236,11 +233,8 @@ fn the_state_of_one_merge_policy_is_never_handed_to_another() {
             config: r#"{"eta":0.5,"momentum":0.5,"warmup":0,"cooldown":0}"#.into(),
             ..world.record.merge.clone()
         };
-        let (_, entries) = switched(&world, &shelf, async || {
-            after(&world, 6).await?;
-            activate::activate(&world.bucket, &world.record, Role::Merge, &hotter, Some(20)).await.map(|_| ())
-        })
-        .await?;
+        let (_, entries) =
+            switched(&world, &shelf, async || switch(&world, 6, Role::Merge, &hotter, Some(20)).await).await?;
         // With eta 1 and momentum 0.5 (Nesterov) the first step from no state is 1.5 times the mean, later ones up to twice; half of that
         // with eta 0.5.
         let ratio = |round: u64| {
