@@ -14,7 +14,7 @@ use super::inner::Inner;
 use super::machine::{Machine, Rules};
 use super::stepper::Status;
 use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
-use crate::bucket::{Bucket, FragmentFacts, Ledger, Shelf, Tail};
+use crate::bucket::{Bucket, FragmentFacts, Shelf, Tail};
 use crate::clock::Duration;
 use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
