@@ -141,5 +141,6 @@ fn componentize(module: &Path, world: &str, component: &Path) -> Result<(), Fail
     command.args(["run", "--release", "--locked", "--quiet", "--manifest-path"]);
     command.arg(root().join("infra/componentize/Cargo.toml"));
     command.arg("--target-dir").arg(root().join("target/componentize"));
-    run(command.arg("--").arg(root().join("wit")).arg(world).args([module, component]))
+    run(command.arg("--").arg(root().join("wit")).arg(world).args([module, component]))?;
+    Ok(())
 }
