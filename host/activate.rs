@@ -4,7 +4,7 @@
 //! A crash at any point leaves the switch written or not; the component lies in the bucket before any entry names it.
 
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Created, Tail, Vector};
+use crate::bucket::{Bucket, Created, OuterState, Tail, Vector};
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
 use crate::outer::{Fragments, norm};
@@ -94,8 +94,7 @@ fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) 
         tensors: &fragments.policy_tensors(p),
         contributions: vec![(contribution, Arc::new(Vector::from(values.clone())))],
         parameters: &Vector::from(values),
-        state: &[],
-        memo: &[],
+        state: &OuterState::default(),
     };
     merge_round(policy, config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
 }

@@ -30,6 +30,8 @@ pub struct Spec {
     pub codec: PolicySpec,
     /// How offers are merged.
     pub merge: PolicySpec,
+    /// How new versions reach the islands: a codec; none: in f32.
+    pub down: PolicySpec,
     /// What is kept, and for how long.
     pub keep: KeepSpec,
 }
@@ -143,6 +145,7 @@ impl Default for Spec {
             outer: OuterSpec::default(),
             codec: PolicySpec { policy: "bf16".into(), ..PolicySpec::default() },
             merge: PolicySpec { policy: "rda".into(), ..PolicySpec::default() },
+            down: PolicySpec::default(),
             keep: KeepSpec::default(),
         }
     }
@@ -308,6 +311,9 @@ impl Spec {
                     "{role}.policy: expected a bundled policy's name or the path of a .wasm component, found nothing"
                 ),
             );
+        }
+        if self.down.policy.is_empty() && !self.down.config.is_empty() {
+            problems.push("down.config: expected none where down.policy names no codec, found some".into());
         }
         if problems.is_empty() { Ok(()) } else { Err(refusal(origin, &problems)) }
     }

@@ -1,5 +1,7 @@
 //! The outer loop, small enough to check by hand: real islands, a real syncer, the bundled policies, a store in memory, virtual time.
 
+#[path = "outer/down.rs"]
+mod down;
 #[path = "outer/firewall.rs"]
 mod firewall;
 #[path = "policy/guest.rs"]
@@ -14,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{Body, Card, Entry, FORMAT, Fate, IslandState, PolicyUse, RunRecord};
-use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId, Vector};
+use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId, OuterState, Vector};
 use tombolo::clock::{self, Duration};
 use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind, Result};
@@ -36,11 +38,15 @@ fn layout(tensors: usize) -> Layout {
 }
 
 /// A run over `tensors` numbers that start at zero, its record and start entry in a bucket in memory.
-async fn world(mut spec: Spec, tensors: usize, islands: usize) -> Result<World> {
+async fn world(spec: Spec, tensors: usize, islands: usize) -> Result<World> {
+    world_of(spec, layout(tensors), islands).await
+}
+
+/// As [`world`], over a model of this layout.
+async fn world_of(mut spec: Spec, layout: Layout, islands: usize) -> Result<World> {
     spec.islands = islands.max(1);
     let runtime = Runtime::new(Limits::default(), None).expect("the policy runtime starts");
     let (codec, merge) = (runtime.bundled("bf16").unwrap(), runtime.bundled(&spec.merge.policy).unwrap());
-    let layout = layout(tensors);
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
     let used = |policy: &tombolo::policy::Policy, config: Vec<u8>| PolicyUse {
         name: "bundled".into(),
@@ -56,10 +62,11 @@ async fn world(mut spec: Spec, tensors: usize, islands: usize) -> Result<World> 
         codec: used(&codec, Vec::new()),
         merge: used(&merge, spec.merge.config_json()),
         spec,
+        down: None,
         chaos: false,
     };
     let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
-    bucket.start(&fragments, &vec![0.0; tensors], 1, "test").await?;
+    bucket.start(&fragments, &vec![0.0; layout.elements()], 1, "test").await?;
     Ok(World { bucket, record, layout, fragments, codec, merge, others: Vec::new(), steps: vec![STEP; islands] })
 }
 
@@ -505,8 +512,7 @@ fn the_public_trace_of_a_linear_model_is_met() {
         tensors: &tensors,
         contributions: (0..2).map(|i| (contribution(i), Arc::new(Vector::from(delta(i))))).collect(),
         parameters: &Vector::from(start.to_vec()),
-        state: &[],
-        memo: &[],
+        state: &OuterState::default(),
     };
     let config = br#"{"eta":1.0,"momentum":0.9,"warmup":0}"#;
     let merged = merge_round(&runtime.bundled("mean").unwrap(), config, &input, 1, &|| ()).unwrap();
@@ -558,13 +564,12 @@ fn a_merge_on_disk_gives_the_bits_of_one_in_memory() {
             tensors: &tensors,
             contributions: vec![contribution(1), contribution(2)],
             parameters: &vector(values(0)),
-            state: &[],
-            memo: &[],
+            state: &OuterState::default(),
         };
         let config = br#"{"eta":1.0,"momentum":0.0,"warmup":0}"#;
         let merged = merge_round(&policy, config, &input, threads, &|| ()).unwrap();
         let bits = |vector: Vector| vector.into_vec().unwrap().into_iter().map(f32::to_bits).collect::<Vec<u32>>();
-        let state: Vec<Vec<u32>> = merged.state.into_iter().map(bits).collect();
+        let state: Vec<Vec<u32>> = merged.state.slots.into_iter().map(bits).collect();
         (bits(merged.parameters), state, merged.outer)
     };
     let in_memory = merge(false, 1);

@@ -5,7 +5,7 @@
 //! by Arrow's generated code, and everything behind them is read through slices that may be too short. The footer says where the record batches
 //! lie; each is read by itself, so that a file need not be in memory.
 //!
-//! Known is exactly what [`super::payload`] writes: little-endian, one row in each batch, no dictionaries, no compression, no nulls.
+//! Known is exactly what [`super::payload`] writes: little-endian, no dictionaries, no compression, no nulls.
 
 use super::payload::{Chunk, Data};
 use arrow::ipc::{self, Block, Buffer, Endianness, Precision, Schema, Type};
@@ -21,13 +21,13 @@ pub(super) type Checked<T> = Result<T, &'static str>;
 const NO_FILE: &str = "expected an Arrow IPC file, found other or truncated bytes";
 const NO_HEADER: &str = "expected a `tombolo` header in the schema's metadata, found none";
 const NO_COLUMNS: &str = "expected the columns section, tensor, offset, elements and values or bytes, found others";
-const NO_BATCH: &str = "expected record batches of one row without nulls, found one that is damaged or of another form";
+const NO_BATCH: &str = "expected record batches without nulls, found one that is damaged or of another form";
 
 /// Bytes at the end of a file that say how long its footer is.
 pub(super) const TAIL_BYTES: usize = 4 + MAGIC.len();
 /// The longest footer that is read: 24 bytes for each of two million chunks, and the header.
 const FOOTER_BYTES_MAX: usize = 64 << 20;
-/// The longest record batch that is read: a chunk at eight bytes a value, and framing.
+/// The longest record batch that is read; those written are half as long, or hold one chunk.
 const BATCH_BYTES_MAX: i64 = 1 << 20;
 
 /// Where the footer of a file of `bytes` bytes lies, given its first bytes and its last [`TAIL_BYTES`]: `ARROW1 … footer, its length as i32,
@@ -65,28 +65,28 @@ impl Contents {
         Ok(Contents { header, form, blocks: blocks.iter().copied().collect() })
     }
 
-    /// Chunks in the file.
-    pub fn chunks(&self) -> usize {
+    /// Record batches in the file.
+    pub fn batches(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Where the record batch of a chunk lies: its first byte, its length.
+    /// Where a record batch lies: its first byte, its length.
     ///
     /// # Errors
     /// That is no place, or too long.
-    pub fn place(&self, chunk: usize) -> Checked<(u64, usize)> {
-        let block = &self.blocks[chunk];
+    pub fn place(&self, batch: usize) -> Checked<(u64, usize)> {
+        let block = &self.blocks[batch];
         let length = i64::from(block.metaDataLength()).checked_add(block.bodyLength());
         let length = length.filter(|length| (0..=BATCH_BYTES_MAX).contains(length)).ok_or(NO_BATCH)?;
         Ok((u64::try_from(block.offset()).map_err(|_| NO_BATCH)?, length as usize))
     }
 
-    /// The chunk in the record batch that was read from its place.
+    /// The chunks in a record batch, one a row, of which `bytes` were read from its place.
     ///
     /// # Errors
     /// The batch is damaged or of another form.
-    pub fn chunk(&self, chunk: usize, batch: &[u8]) -> Checked<Chunk> {
-        self::chunk(batch, i64::from(self.blocks[chunk].metaDataLength()), self.form).ok_or(NO_BATCH)
+    pub fn chunks(&self, batch: usize, bytes: &[u8]) -> Checked<Vec<Chunk>> {
+        self::chunks(bytes, i64::from(self.blocks[batch].metaDataLength()), self.form).ok_or(NO_BATCH)
     }
 }
 
@@ -140,15 +140,20 @@ fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     bytes.first_chunk::<N>().copied()
 }
 
-/// The one row of a column with offsets: those of its first and its last value.
-fn ends(offsets: &[u8]) -> Option<(i64, i64)> {
-    let start = i32::from_le_bytes(array(offsets)?);
-    let end = i32::from_le_bytes(array(offsets.get(4..)?)?);
+/// A number of N bytes in row `row` of a column.
+fn cell<const N: usize>(column: &[u8], row: usize) -> Option<[u8; N]> {
+    array(column.get(N * row..)?)
+}
+
+/// Where row `row` of a column with offsets begins and ends.
+fn ends(offsets: &[u8], row: usize) -> Option<(i64, i64)> {
+    let (start, end) = (i32::from_le_bytes(cell(offsets, row)?), i32::from_le_bytes(cell(offsets, row + 1)?));
     (start <= end).then_some((i64::from(start), i64::from(end)))
 }
 
-/// The chunk of one record batch: a message, its flatbuffer padded to eight bytes, and the body with the columns' buffers.
-fn chunk(batch: &[u8], metadata_bytes: i64, form: Form) -> Option<Chunk> {
+/// The chunks of one record batch: a message, its flatbuffer padded to eight bytes, and the body with the columns' buffers. Rows share no bytes, so they take no
+/// more memory than the batch.
+fn chunks(batch: &[u8], metadata_bytes: i64, form: Form) -> Option<Vec<Chunk>> {
     let metadata = part(batch, 0, metadata_bytes)?;
     let body = batch.get(metadata.len()..)?;
     let length = i32::from_le_bytes(array(metadata.strip_prefix(&CONTINUATION)?)?);
@@ -160,12 +165,12 @@ fn chunk(batch: &[u8], metadata_bytes: i64, form: Form) -> Option<Chunk> {
         Form::Encoded => (5, 12),
         Form::Values => (6, 13),
     };
-    let plain = batch.length() == 1
-        && batch.compression().is_none()
+    let rows = usize::try_from(batch.length()).ok().filter(|&rows| rows <= body.len())?;
+    let plain = batch.compression().is_none()
         && nodes.len() == nodes_expected
         && buffers.len() == buffers_expected
         && nodes.iter().all(|node| node.null_count() == 0)
-        && nodes.iter().take(5).all(|node| node.length() == 1);
+        && nodes.iter().take(5).all(|node| node.length() == batch.length());
     if !plain {
         return None;
     }
@@ -173,20 +178,29 @@ fn chunk(batch: &[u8], metadata_bytes: i64, form: Form) -> Option<Chunk> {
         let buffer: &Buffer = buffers.get(i);
         part(body, buffer.offset(), buffer.length())
     };
-    let (start, end) = ends(buffer(1)?)?;
-    let section = std::str::from_utf8(part(buffer(2)?, start, end - start)?).ok()?.to_owned();
-    let tensor = u32::from_le_bytes(array(buffer(4)?)?);
-    let offset = u64::from_le_bytes(array(buffer(6)?)?);
-    let elements = u32::from_le_bytes(array(buffer(8)?)?);
-    let (start, end) = ends(buffer(10)?)?;
+    let [names, texts] = [buffer(1)?, buffer(2)?];
+    let [tensors, offsets, elements] = [buffer(4)?, buffer(6)?, buffer(8)?];
+    let data_ends = buffer(10)?;
     let data = match form {
-        Form::Encoded => Data::Encoded(part(buffer(11)?, start, end - start)?.to_vec()),
-        Form::Values => {
-            let bytes = part(buffer(12)?, 4 * start, 4 * (end - start))?;
-            let (values, _) = bytes.as_chunks::<4>();
-            (end - start == i64::from(elements)).then_some(())?;
-            Data::Values(values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
-        }
+        Form::Encoded => buffer(11)?,
+        Form::Values => buffer(12)?,
     };
-    Some(Chunk { section, tensor, offset, elements, data })
+    let row = |row: usize| {
+        let (start, end) = ends(names, row)?;
+        let section = std::str::from_utf8(part(texts, start, end - start)?).ok()?.to_owned();
+        let elements = u32::from_le_bytes(cell(elements, row)?);
+        let (start, end) = ends(data_ends, row)?;
+        let data = match form {
+            Form::Encoded => Data::Encoded(part(data, start, end - start)?.to_vec()),
+            Form::Values => {
+                let (values, _) = part(data, 4 * start, 4 * (end - start))?.as_chunks::<4>();
+                (end - start == i64::from(elements)).then_some(())?;
+                Data::Values(values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+            }
+        };
+        let tensor = u32::from_le_bytes(cell(tensors, row)?);
+        let offset = u64::from_le_bytes(cell(offsets, row)?);
+        Some(Chunk { section, tensor, offset, elements, data })
+    };
+    (0..rows).map(row).collect()
 }

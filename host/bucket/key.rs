@@ -169,6 +169,11 @@ impl Keys {
         self.key(format_args!("fragment/{p:04}/{round:020}-{hash}.state.arrow"))
     }
 
+    /// The encoded step to that version from the one before.
+    pub fn fragment_step(&self, p: usize, round: u64, hash: &str) -> Path {
+        self.key(format_args!("fragment/{p:04}/{round:020}-{hash}.step.arrow"))
+    }
+
     /// The folder of fragment `p`.
     pub fn fragment_folder(&self, p: usize) -> Path {
         self.key(format_args!("fragment/{p:04}"))
@@ -179,7 +184,8 @@ impl Keys {
         let name = key.filename()?;
         let (round, rest) = name.split_once('-')?;
         let hash = rest.strip_suffix(".arrow")?;
-        is_hash(hash.strip_suffix(".state").unwrap_or(hash)).then(|| number(round, 20)).flatten()
+        let hash = hash.strip_suffix(".state").or(hash.strip_suffix(".step")).unwrap_or(hash);
+        is_hash(hash).then(|| number(round, 20)).flatten()
     }
 
     /// An offer.
@@ -297,6 +303,7 @@ mod tests {
             let hash = "ab".repeat(32);
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment(3, round, &hash)), Some(round));
             prop_assert_eq!(keys.parse_fragment_round(&keys.fragment_state(3, round, &hash)), Some(round));
+            prop_assert_eq!(keys.parse_fragment_round(&keys.fragment_step(3, round, &hash)), Some(round));
             let (component, card) = (policy(&hash), policy_card(&hash));
             prop_assert_eq!(parse_policy(&component), Some(hash.as_str()));
             prop_assert_eq!(parse_policy(&card), None);

@@ -375,6 +375,15 @@ impl Ledger {
         )?;
         let named = is_hash(&commit.made.hash) && commit.made.state.as_deref().is_some_and(is_hash);
         rule(named, "a version is named by hashes", &"two SHA-256", &commit.made)?;
+        if let Some(step) = &commit.made.step {
+            rule(is_hash(&step.hash), "a step is named by its hash", &"SHA-256", &step.hash)?;
+            rule(
+                step.from == commit.base.round,
+                "a step leads on from the version before",
+                &commit.base.round,
+                &step.from,
+            )?;
+        }
         rule(commit.made.round == commit.round, "a version is named by its round", &commit.round, &commit.made.round)?;
         let active = &self.active.at(Role::Merge, commit.round).hash;
         rule(commit.merge == *active, "the active policy merged", active, &commit.merge)?;

@@ -9,6 +9,7 @@ mod client;
 mod create;
 mod deadline;
 pub mod doctor;
+mod encoded;
 mod examination;
 mod frame;
 pub mod key;
@@ -24,12 +25,14 @@ mod resume;
 mod run;
 mod shelf;
 mod spool;
+mod step;
 mod tail;
 mod tensors;
 
 pub use active::{Active, Chosen};
 pub use create::{Created, create};
 pub use deadline::Deadlines;
+pub use encoded::{Encoded, Encoder, decode};
 pub use key::{Keys, OfferId};
 pub use ledger::{Account, CONFIG_BYTES_MAX, Ledger, MEMORY_ROUNDS, TOKENS_MAX, Violation};
 pub use lineage::Lineage;
@@ -39,5 +42,9 @@ pub use rate::{Queue, Rate, rated};
 pub use run::{Bucket, run_names};
 pub use shelf::Shelf;
 pub use spool::{Flat, MEMORY_BYTES, Vector};
+pub use step::{Step, StepHeader};
 pub use tail::{STATE_EVERY, Tail};
-pub use tensors::{Checkpoint, CheckpointHeader, FragmentFacts, FragmentHeader, OfferHeader, StateHeader};
+pub use tensors::{
+    Checkpoint, CheckpointHeader, FragmentFacts, FragmentHeader, OfferHeader, OuterState, StateHeader,
+    encoded_bytes_max,
+};

@@ -1,4 +1,5 @@
-//! Large objects: Arrow IPC files, one record batch per chunk, so that they stream in bounded memory and pyarrow, DuckDB or polars can read them.
+//! Large objects: Arrow IPC files, one row per chunk in record batches of bounded size, so that they stream in bounded memory and pyarrow, DuckDB or polars
+//! can read them.
 //!
 //! | column | type | meaning |
 //! |---|---|---|
@@ -9,7 +10,7 @@
 //! | `values` | list&lt;float32&gt; | the values (fragments, states, checkpoints), or |
 //! | `bytes` | binary | the values as the codec encoded them (offers) |
 //!
-//! Each batch has one row. The schema's metadata holds one JSON header under `tombolo`. The content hash is SHA-256 over the chunks (section,
+//! The schema's metadata holds one JSON header under `tombolo`. The content hash is SHA-256 over the chunks (section,
 //! tensor, offset, elements, data) and does not depend on how Arrow frames them.
 
 use super::frame;
@@ -18,9 +19,10 @@ use crate::error::{Error, Result};
 use arrow::array::{
     ArrayRef, BinaryArray, Float32Array, ListArray, RecordBatch, StringArray, UInt32Array, UInt64Array,
 };
-use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema};
-use arrow::ipc::writer::FileWriter;
+use arrow::ipc::MetadataVersion;
+use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
 use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt, WriteMultipart};
@@ -32,6 +34,8 @@ use std::sync::Arc;
 
 /// Objects up to this size are put in one request; larger ones as multipart uploads of parts of this size.
 const PART_BYTES: usize = 8 << 20;
+/// A record batch is full with this much data: enough that its framing is next to nothing, little enough for any reader's memory.
+const BATCH_BYTES: usize = 256 << 10;
 
 /// What a chunk carries.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +59,16 @@ pub struct Chunk {
     pub elements: u32,
     /// The values.
     pub data: Data,
+}
+
+impl Chunk {
+    /// Bytes of its data.
+    fn bytes(&self) -> usize {
+        match &self.data {
+            Data::Values(values) => 4 * values.len(),
+            Data::Encoded(bytes) => bytes.len(),
+        }
+    }
 }
 
 /// Adds chunks to a content hash.
@@ -112,20 +126,29 @@ fn schema(encoded: bool, header: String) -> Arc<Schema> {
     Arc::new(Schema::new_with_metadata(fields, HashMap::from([("tombolo".to_string(), header)])))
 }
 
-fn batch(schema: &Arc<Schema>, chunk: Chunk) -> Result<RecordBatch> {
-    let data: ArrayRef = match chunk.data {
-        Data::Values(values) => {
-            let offsets = OffsetBuffer::new(ScalarBuffer::from(vec![0i32, values.len() as i32]));
-            let item = Arc::new(Field::new("item", DataType::Float32, false));
-            Arc::new(ListArray::new(item, offsets, Arc::new(Float32Array::from(values)), None))
-        }
-        Data::Encoded(bytes) => Arc::new(BinaryArray::from_vec(vec![&bytes])),
+/// The record batch of these chunks, which are all encoded or all not.
+fn batch(schema: &Arc<Schema>, encoded: bool, chunks: &[Chunk]) -> Result<RecordBatch> {
+    let bytes = chunks.iter().filter_map(|chunk| match &chunk.data {
+        Data::Encoded(bytes) => Some(bytes.as_slice()),
+        Data::Values(_) => None,
+    });
+    let values = chunks.iter().filter_map(|chunk| match &chunk.data {
+        Data::Values(values) => Some(values.as_slice()),
+        Data::Encoded(_) => None,
+    });
+    let data: ArrayRef = if encoded {
+        Arc::new(BinaryArray::from_iter_values(bytes))
+    } else {
+        let offsets = OffsetBuffer::from_lengths(values.clone().map(<[f32]>::len));
+        let item = Arc::new(Field::new("item", DataType::Float32, false));
+        let values = Float32Array::from_iter_values(values.flatten().copied());
+        Arc::new(ListArray::new(item, offsets, Arc::new(values), None))
     };
     let columns: Vec<ArrayRef> = vec![
-        Arc::new(StringArray::from(vec![chunk.section])),
-        Arc::new(UInt32Array::from(vec![chunk.tensor])),
-        Arc::new(UInt64Array::from(vec![chunk.offset])),
-        Arc::new(UInt32Array::from(vec![chunk.elements])),
+        Arc::new(StringArray::from_iter_values(chunks.iter().map(|chunk| &chunk.section))),
+        Arc::new(UInt32Array::from_iter_values(chunks.iter().map(|chunk| chunk.tensor))),
+        Arc::new(UInt64Array::from_iter_values(chunks.iter().map(|chunk| chunk.offset))),
+        Arc::new(UInt32Array::from_iter_values(chunks.iter().map(|chunk| chunk.elements))),
         data,
     ];
     RecordBatch::try_new(schema.clone(), columns)
@@ -142,17 +165,31 @@ pub async fn write<H: Serialize>(
     key: &Path,
     header: &H,
     encoded: bool,
-    chunks: impl Iterator<Item = Result<Chunk>>,
+    mut chunks: impl Iterator<Item = Result<Chunk>>,
 ) -> Result<u64> {
     let ipc = |e| Error::bug(format!("{key}: writing Arrow IPC to memory failed")).because(e);
     let unavailable = |e: StoreError| Error::unavailable(format!("{key}: cannot be written")).because(e);
     let header = serde_json::to_string(header).map_err(|e| Error::bug("a header does not serialise").because(e))?;
     let schema = schema(encoded, header);
-    let mut writer = FileWriter::try_new(Vec::new(), &schema).map_err(ipc)?;
+    // The least that Arrow allows: no chunk is large enough for more to pay.
+    let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V5).map_err(ipc)?;
+    let mut writer = FileWriter::try_new_with_options(Vec::new(), &schema, options).map_err(ipc)?;
     let mut upload: Option<WriteMultipart> = None;
     let mut written = 0u64;
-    for chunk in chunks {
-        writer.write(&batch(&schema, chunk?)?).map_err(ipc)?;
+    let (mut pending, mut pending_bytes, mut ended) = (Vec::new(), 0, false);
+    while !ended {
+        match chunks.next().transpose()? {
+            Some(chunk) => {
+                pending_bytes += chunk.bytes();
+                pending.push(chunk);
+            }
+            None => ended = true,
+        }
+        if pending_bytes < BATCH_BYTES && !ended || pending.is_empty() {
+            continue;
+        }
+        writer.write(&batch(&schema, encoded, &std::mem::take(&mut pending))?).map_err(ipc)?;
+        pending_bytes = 0;
         if writer.get_ref().len() >= PART_BYTES {
             let part = std::mem::take(writer.get_mut());
             written += part.len() as u64;
@@ -209,11 +246,15 @@ impl<H> Stored<H> {
     /// # Errors
     /// Each may be corrupt, or unavailable where a temporary file cannot be read.
     pub fn chunks(&self) -> impl Iterator<Item = Result<Chunk>> + '_ {
-        (0..self.contents.chunks()).map(|i| {
+        let batch = |i| {
             let corrupt = |problem| Error::corrupt(format!("{}: {problem}", self.name));
             let (start, length) = self.contents.place(i).map_err(corrupt)?;
-            let batch = self.spool.part(start, length)?.unwrap_or_default();
-            self.contents.chunk(i, &batch).map_err(corrupt)
+            let bytes = self.spool.part(start, length)?.unwrap_or_default();
+            self.contents.chunks(i, &bytes).map_err(corrupt)
+        };
+        (0..self.contents.batches()).flat_map(move |i| match batch(i) {
+            Ok(chunks) => chunks.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
         })
     }
 }
@@ -466,13 +507,14 @@ mod tests {
             elements: 2,
             data: Data::Values(vec![1.5, -2.0]),
         };
+        let chunks = [chunk.clone(), Chunk { tensor: 3, elements: 1, data: Data::Values(vec![0.25]), ..chunk }];
         let reader =
-            arrow::ipc::reader::FileReader::try_new(std::io::Cursor::new(bytes_of(&[chunk], false)), None).unwrap();
+            arrow::ipc::reader::FileReader::try_new(std::io::Cursor::new(bytes_of(&chunks, false)), None).unwrap();
         assert_eq!(reader.schema().metadata()["tombolo"], "\"head\"");
         let batches: Vec<RecordBatch> = reader.map(|batch| batch.unwrap()).collect();
-        assert_eq!(batches.len(), 1);
+        assert_eq!((batches.len(), batches[0].num_rows()), (1, 2), "small chunks share a batch");
         let shown = format!("{:?}", batches[0]);
-        for value in ["parameters", "1.5", "-2.0"] {
+        for value in ["parameters", "1.5", "-2.0", "0.25"] {
             assert!(shown.contains(value), "{shown}");
         }
     }
@@ -486,6 +528,8 @@ mod tests {
         let object = runtime().block_on(async {
             let bytes = write(&store, &key, &"h", false, cut("parameters", &lengths, &flat, 32768)).await.unwrap();
             assert!(bytes > 2 * PART_BYTES as u64);
+            // Framing is next to nothing, whatever the number of chunks.
+            assert!(bytes < 4 * flat.len() as u64 * 101 / 100, "{bytes}");
             read::<String>(&store, &key, 64 << 20).await.unwrap()
         });
         assert_eq!(join("x", "parameters", &lengths, &object.chunks).unwrap(), flat);

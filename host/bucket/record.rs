@@ -47,6 +47,9 @@ pub struct RunRecord {
     pub codec: PolicyUse,
     /// The merge policy, until an `activate` entry says otherwise.
     pub merge: PolicyUse,
+    /// The codec of the way down; none where islands read versions in f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down: Option<PolicyUse>,
     /// Whether `tombolo chaos` struck this run; a record that does not say so is of a run that it did not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chaos: bool,
@@ -76,6 +79,7 @@ impl RunRecord {
             r.spec.data.path = String::new();
             r.spec.codec.policy = String::new();
             r.spec.merge.policy = String::new();
+            r.spec.down.policy = String::new();
             serde_json::to_value(r).expect("a record serialises")
         };
         let mut out = Vec::new();
@@ -97,6 +101,18 @@ pub struct Version {
     pub hash: String,
     /// Content hash of the outer optimiser's state beside it; none for an initial version.
     pub state: Option<String>,
+    /// The way to it from the version before; none where it has to be read whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<StepRef>,
+}
+
+/// An encoded step between two versions of one fragment. The newer version is defined as what this decodes to, added to the older one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepRef {
+    /// Round that made the older version.
+    pub from: u64,
+    /// Content hash of the step object.
+    pub hash: String,
 }
 
 /// What became of an offer.
@@ -422,6 +438,7 @@ mod tests {
             fragments: 1,
             codec: policy.clone(),
             merge: policy,
+            down: None,
             chaos,
         }
     }
@@ -444,7 +461,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_entry_is_read_as_it_was_written() {
-        let version = Version { round: 3, hash: "h".into(), state: Some("s".into()) };
+        let version = Version { round: 3, hash: "h".into(), state: Some("s".into()), step: None };
         let pace = Pace { window: 2, sync_steps: 24.0, step_ms: 70.0, quorum_ms: 1.0, sync_ms: 2.0, spacing_ms: 80.5 };
         let offer = OfferRecord {
             id: OfferId { round: 27, island: "a".into(), incarnation: 1 },

@@ -44,10 +44,35 @@ pub struct StateHeader {
     pub round: u64,
     /// Vectors of state.
     pub slots: usize,
+    /// Whether what the way down lost lies beside them.
+    pub residual: bool,
     /// What the policy wants to remember until the fragment's next round.
     pub memo: Vec<u8>,
     /// Content hash over the chunks; the memo is covered by the hash in the version, which is over both.
     pub hash: String,
+}
+
+/// What lies beside a version of a fragment until its next round; the syncer's alone.
+#[derive(Debug, Default)]
+pub struct OuterState {
+    /// The outer optimiser's vectors, each as long as the fragment.
+    pub slots: Vec<Vector>,
+    /// What the merge policy wants to remember.
+    pub memo: Vec<u8>,
+    /// What the step to this version lost on the way down, where its codec wants it back.
+    pub residual: Option<Vector>,
+}
+
+impl OuterState {
+    /// All its vectors, in order.
+    pub fn vectors(&self) -> impl Iterator<Item = &Vector> + Clone {
+        self.slots.iter().chain(&self.residual)
+    }
+
+    /// As another merge policy finds it: its optimiser begins anew, and what the way down lost is still owed.
+    pub fn of_another_policy(self) -> OuterState {
+        OuterState { residual: self.residual, ..OuterState::default() }
+    }
 }
 
 /// Header of an offer.
@@ -121,6 +146,11 @@ pub struct CheckpointHeader {
 /// The most vectors that an outer optimiser's state has.
 const SLOTS_MAX: usize = 8;
 
+/// Sections of a state with this many vectors, in order.
+fn state_sections(slots: usize, residual: bool) -> Vec<String> {
+    (0..slots).map(|i| format!("state.{i}")).chain(residual.then(|| "residual".to_string())).collect()
+}
+
 /// A checkpoint, read: header, parameters, first and second moments, each in the arena's order.
 pub type Checkpoint = (CheckpointHeader, Vec<f32>, Vec<f32>, Vec<f32>);
 
@@ -144,7 +174,7 @@ fn check_finite(key: &Path, values: &[f32]) -> Result<()> {
     }
 }
 
-fn check_same(key: &Path, what: &str, expected: &str, found: &str) -> Result<()> {
+pub(super) fn check_same(key: &Path, what: &str, expected: &str, found: &str) -> Result<()> {
     if expected == found {
         Ok(())
     } else {
@@ -196,6 +226,16 @@ fn vectors<H>(
     Ok((vectors, hash.finish()))
 }
 
+/// The content hash that names a version of fragment `p` with these values.
+pub(super) fn fragment_hash(fragments: &Fragments, p: usize, values: &impl Flat) -> Result<String> {
+    hash_of(cut("parameters", &lengths(fragments, p), values, CHUNK_ELEMENTS))
+}
+
+/// The largest offer or step of fragment `p` that is read: no codec needs more than plain values do.
+pub fn encoded_bytes_max(fragments: &Fragments, p: usize) -> u64 {
+    bytes_max(fragments.elements(p), chunk_count(&lengths(fragments, p)))
+}
+
 /// The hash by which a version names a state: over its content and its memo.
 fn state_hash(content: &str, memo: &[u8]) -> String {
     let mut text = content.as_bytes().to_vec();
@@ -216,7 +256,7 @@ impl Bucket {
         values: &impl Flat,
     ) -> Result<String> {
         let lengths = lengths(fragments, p);
-        let hash = hash_of(cut("parameters", &lengths, values, CHUNK_ELEMENTS))?;
+        let hash = fragment_hash(fragments, p, values)?;
         let header = FragmentHeader {
             format: FORMAT,
             layout: fragments.fingerprint().into(),
@@ -239,7 +279,7 @@ impl Bucket {
         for p in 0..fragments.count() {
             let round = p as u64;
             let hash = self.put_fragment(fragments, p, round, &fragments.gather(p, parameters)).await?;
-            versions.push(Version { round, hash, state: None });
+            versions.push(Version { round, hash, state: None, step: None });
         }
         let body = Body::Start { versions, window };
         let entry = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: writer.to_string(), term: 0, body };
@@ -280,7 +320,7 @@ impl Bucket {
         Ok(vectors.remove(0))
     }
 
-    /// Writes the outer optimiser's state (each slot as long as the fragment) and its memo; returns the hash that names both.
+    /// Writes what lies beside a version; returns the hash that names it.
     ///
     /// # Errors
     /// Unavailable.
@@ -289,76 +329,49 @@ impl Bucket {
         fragments: &Fragments,
         p: usize,
         round: u64,
-        slots: &[impl Flat],
-        memo: &[u8],
+        state: &OuterState,
     ) -> Result<String> {
         let lengths = lengths(fragments, p);
-        let names: Vec<String> = (0..slots.len()).map(|i| format!("state.{i}")).collect();
-        let chunks = || names.iter().zip(slots).flat_map(|(name, slot)| cut(name, &lengths, slot, CHUNK_ELEMENTS));
+        let names = state_sections(state.slots.len(), state.residual.is_some());
+        let chunks =
+            || names.iter().zip(state.vectors()).flat_map(|(name, values)| cut(name, &lengths, values, CHUNK_ELEMENTS));
         let content = hash_of(chunks())?;
-        let hash = state_hash(&content, memo);
+        let hash = state_hash(&content, &state.memo);
         let header = StateHeader {
             format: FORMAT,
             layout: fragments.fingerprint().into(),
             fragment: p,
             round,
-            slots: slots.len(),
-            memo: memo.to_vec(),
+            slots: state.slots.len(),
+            residual: state.residual.is_some(),
+            memo: state.memo.clone(),
             hash: content,
         };
         payload::write(&*self.store, &self.keys.fragment_state(p, round, &hash), &header, false, chunks()).await?;
         Ok(hash)
     }
 
-    /// Reads the outer optimiser's state beside a version: its slots and its memo; nothing beside an initial version.
+    /// Reads what lies beside a version, in memory that does not grow with the fragment; nothing beside an initial version.
     ///
     /// # Errors
     /// Unavailable; corrupt if it is not what the log names.
-    pub async fn fragment_state(
-        &self,
-        fragments: &Fragments,
-        p: usize,
-        version: &Version,
-    ) -> Result<(Vec<Vec<f32>>, Vec<u8>)> {
-        let (slots, memo) = self.fragment_state_within(fragments, p, version, usize::MAX).await?;
-        Ok((slots.into_iter().map(Vector::into_vec).collect::<Result<_>>()?, memo))
-    }
-
-    /// As [`Bucket::fragment_state`], in memory that does not grow with the fragment.
-    ///
-    /// # Errors
-    /// As [`Bucket::fragment_state`].
-    pub async fn fragment_state_spooled(
-        &self,
-        fragments: &Fragments,
-        p: usize,
-        version: &Version,
-    ) -> Result<(Vec<Vector>, Vec<u8>)> {
-        self.fragment_state_within(fragments, p, version, MEMORY_BYTES).await
-    }
-
-    async fn fragment_state_within(
-        &self,
-        fragments: &Fragments,
-        p: usize,
-        version: &Version,
-        memory_max: usize,
-    ) -> Result<(Vec<Vector>, Vec<u8>)> {
-        let Some(hash) = &version.state else { return Ok((Vec::new(), Vec::new())) };
+    pub async fn fragment_state(&self, fragments: &Fragments, p: usize, version: &Version) -> Result<OuterState> {
+        let Some(hash) = &version.state else { return Ok(OuterState::default()) };
         let key = self.keys.fragment_state(p, version.round, hash);
         let lengths = lengths(fragments, p);
-        let limit = bytes_max(SLOTS_MAX * fragments.elements(p), SLOTS_MAX * chunk_count(&lengths)) + (1 << 20);
-        let object = payload::fetch::<StateHeader>(&*self.store, &key, limit, memory_max).await?;
+        let most = SLOTS_MAX + 1;
+        let limit = bytes_max(most * fragments.elements(p), most * chunk_count(&lengths)) + (1 << 20);
+        let object = payload::fetch::<StateHeader>(&*self.store, &key, limit, MEMORY_BYTES).await?;
         check_format(&key, object.header.format)?;
         check_same(&key, "layout", fragments.fingerprint(), &object.header.layout)?;
-        let slots = object.header.slots;
+        let StateHeader { slots, residual, .. } = object.header;
         if slots > SLOTS_MAX {
             return Err(Error::corrupt(format!("{key}: expected at most {SLOTS_MAX} vectors of state, found {slots}")));
         }
-        let names: Vec<String> = (0..slots).map(|i| format!("state.{i}")).collect();
-        let (vectors, content) = vectors(&key, &object, &names, &lengths, memory_max)?;
+        let (mut vectors, content) = vectors(&key, &object, &state_sections(slots, residual), &lengths, MEMORY_BYTES)?;
         check_same(&key, "hash", hash, &state_hash(&content, &object.header.memo))?;
-        Ok((vectors, object.header.memo))
+        let residual = if residual { vectors.pop() } else { None };
+        Ok(OuterState { slots: vectors, memo: object.header.memo, residual })
     }
 
     /// Publishes an offer. Its key belongs to one life of one island in one round, so writing it again writes the same.

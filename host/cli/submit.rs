@@ -46,7 +46,7 @@ pub fn read_spec(arguments: &SpecArguments) -> Result<Spec> {
 /// Everything that a run is made of, checked, before anything is written.
 pub struct Draft {
     record: RunRecord,
-    wasm: [Vec<u8>; 2],
+    wasm: Vec<Vec<u8>>,
     model: Model,
     fragments: Fragments,
     /// The text.
@@ -64,12 +64,22 @@ impl Draft {
         let config = spec.model_config();
         let layout = Layout::of(&config);
         let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
-        let (codec, codec_wasm) = policy_use(&spec.codec, Role::Codec, runtime)?;
-        let (merge, merge_wasm) = policy_use(&spec.merge, Role::Merge, runtime)?;
-        for (role, used, wasm) in [(Role::Codec, &codec, &codec_wasm), (Role::Merge, &merge, &merge_wasm)] {
-            let policy = runtime.load(wasm).map_err(|e| Error::invalid(format!("{role}.policy")).because(e))?;
-            try_on(role, &policy, &used.config, spec, &fragments)?;
+        let (codec, codec_wasm) = policy_use("codec", &spec.codec, Role::Codec, runtime)?;
+        let (merge, merge_wasm) = policy_use("merge", &spec.merge, Role::Merge, runtime)?;
+        let down = match spec.down.policy.as_str() {
+            "" => None,
+            _ => Some(policy_use("down", &spec.down, Role::Codec, runtime)?),
+        };
+        let mut policies = vec![("codec", Role::Codec, &codec, codec_wasm), ("merge", Role::Merge, &merge, merge_wasm)];
+        if let Some((down, wasm)) = &down {
+            policies.push(("down", Role::Codec, down, wasm.clone()));
         }
+        for (field, role, used, wasm) in &policies {
+            let in_field = || Error::invalid(format!("{field}.policy: {}", used.name));
+            let policy = runtime.load(wasm).map_err(|e| in_field().because(e))?;
+            try_on(*role, &policy, &used.config, spec, &fragments).map_err(|e| in_field().because(e))?;
+        }
+        let wasm = policies.into_iter().map(|(.., wasm)| wasm).collect();
         let record = RunRecord {
             format: FORMAT,
             nonce: nonce(),
@@ -79,10 +89,11 @@ impl Draft {
             fragments: fragments.count(),
             codec,
             merge,
+            down: down.map(|(down, _)| down),
             chaos: false,
         };
         let model = Model::init(&config, spec.seed)?;
-        Ok(Draft { record, wasm: [codec_wasm, merge_wasm], model, fragments, corpus })
+        Ok(Draft { record, wasm, model, fragments, corpus })
     }
 
     /// Marks the run as one that `tombolo chaos` strikes, if it does.
@@ -122,14 +133,14 @@ impl Draft {
 }
 
 /// A policy of the spec. One that does not come with the program goes through admission.
-fn policy_use(spec: &PolicySpec, role: Role, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
-    let wasm = policy_wasm(spec, &role.to_string())?;
+fn policy_use(field: &str, spec: &PolicySpec, role: Role, runtime: &Runtime) -> Result<(PolicyUse, Vec<u8>)> {
+    let wasm = policy_wasm(spec, field)?;
     let policy =
-        runtime.load(&wasm).map_err(|e| Error::invalid(format!("{role}.policy: {}", spec.policy)).because(e))?;
+        runtime.load(&wasm).map_err(|e| Error::invalid(format!("{field}.policy: {}", spec.policy)).because(e))?;
     if !policy.roles().contains(&role) {
         let roles: Vec<String> = policy.roles().iter().map(ToString::to_string).collect();
         return Err(Error::invalid(format!(
-            "{role}.policy: {}: expected a {role} policy, found {}",
+            "{field}.policy: {}: expected a {role} policy, found {}",
             spec.policy,
             roles.join(" and ")
         )));

@@ -12,7 +12,7 @@
 
 use super::inner::Inner;
 use super::machine::{Machine, Rules};
-use super::stepper::Status;
+use super::stepper::{Base, Status};
 use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
 use crate::bucket::{Bucket, FragmentFacts, Shelf, Tail};
 use crate::clock::Duration;
@@ -56,7 +56,7 @@ pub(super) struct Joined {
     pub tail: Tail,
     pub machine: Machine,
     pub status: Status,
-    pub base: Vec<f32>,
+    pub bases: Vec<Base>,
 }
 
 /// Brings an island into its run; `trust` says whether its own checkpoint may be gone on from.
@@ -107,14 +107,14 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
         site.sink.note(&site.name, format!("joins with the moments of {peer} at step {}", header.step));
     }
 
-    let mut base = vec![0.0; site.fragments.elements_total()];
+    let mut bases = Vec::new();
     for (p, version) in tail.ledger.versions.clone().iter().enumerate() {
         let values = site.bucket.fragment(&site.fragments, p, version).await?;
-        site.fragments.scatter(p, &values, &mut base);
         if facts[p].base != version.round {
             site.fragments.scatter(p, &values, site.inner.parameters_mut());
             facts[p] = FragmentFacts { base: version.round, steps: 0, tokens: 0 };
         }
+        bases.push(Base { round: version.round, values });
     }
     let outer = &site.record.spec.outer;
     let rules =
@@ -126,7 +126,7 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
         status.held = resume(&site.bucket, &site.name, incarnation, &status.held).await?;
         status.held.iter().for_each(|&block| site.inner.give_block(block));
     }
-    Ok(Joined { site, incarnation, tail, machine, status, base })
+    Ok(Joined { site, incarnation, tail, machine, status, bases })
 }
 
 /// Claims the blocks that an earlier life left unfinished, or else the first that nobody has.

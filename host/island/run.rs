@@ -8,7 +8,7 @@ use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
 use crate::outer::Feedback;
 use std::future::Future;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -80,9 +80,9 @@ pub async fn live<F: Future<Output = Result<Site>>>(
 /// # Errors
 /// Fenced if a newer life of this island was claimed; invalid if an inner step is impossible. A step whose loss or gradient is not finite is an outcome.
 async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> Result<Outcome> {
-    let Joined { site, incarnation, tail, machine, status, base } = joined;
+    let Joined { site, incarnation, tail, machine, status, bases } = joined;
     let spec = &site.record.spec;
-    let shared = Arc::new(Shared::new(machine, status));
+    let shared = Arc::new(Shared::new(machine, status, bases));
     let crew = Arc::new(Crew {
         bucket: site.bucket,
         shared: shared.clone(),
@@ -92,6 +92,8 @@ async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> R
         run: spec.run.clone(),
         incarnation,
         shelf: site.shelf,
+        down: site.record.down.clone(),
+        cannot_step: AtomicBool::new(false),
         active: Mutex::new(tail.ledger.active.clone()),
         feedback: Mutex::new(Feedback::new(site.fragments.count())),
         news: Notify::new(),
@@ -112,7 +114,6 @@ async fn run(joined: Joined, drive: Drive, drain: impl Future<Output = ()>) -> R
 
     let stepper = Stepper::new(
         site.inner,
-        base,
         site.fragments,
         shared.clone(),
         spec.schedule(),

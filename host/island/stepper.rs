@@ -82,12 +82,23 @@ impl Status {
     }
 }
 
+/// A version of a fragment as an island holds it.
+#[derive(Debug)]
+pub struct Base {
+    /// Round that made it.
+    pub round: u64,
+    /// Θ. Shape: (elements of the fragment).
+    pub values: Vec<f32>,
+}
+
 /// What the training loop and the tasks around it share. Locks are held for copies of small things only.
 #[derive(Debug)]
 pub struct Shared {
     machine: Mutex<Machine>,
-    /// Versions that are ready to be taken in, per fragment: round and values.
-    inbox: Mutex<BTreeMap<usize, (u64, Vec<f32>)>>,
+    /// Versions that are ready to be taken in, per fragment.
+    inbox: Mutex<BTreeMap<usize, Base>>,
+    /// The versions that were taken in last, per fragment.
+    bases: Mutex<Vec<Arc<Base>>>,
     blocks: Mutex<Vec<Cursor>>,
     status: Mutex<Status>,
     /// Publish what is open, then end.
@@ -104,11 +115,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Around a machine.
-    pub fn new(machine: Machine, status: Status) -> Shared {
+    /// Around a machine that holds `bases`, one per fragment.
+    pub fn new(machine: Machine, status: Status, bases: Vec<Base>) -> Shared {
         Shared {
             machine: Mutex::new(machine),
             inbox: Mutex::default(),
+            bases: Mutex::new(bases.into_iter().map(Arc::new).collect()),
             blocks: Mutex::default(),
             status: Mutex::new(status),
             drain: AtomicBool::new(false),
@@ -128,16 +140,21 @@ impl Shared {
     }
 
     /// A version is ready to be taken in; an older one of the same fragment is dropped.
-    pub fn deliver(&self, p: usize, round: u64, values: Vec<f32>) {
+    pub fn deliver(&self, p: usize, version: Base) {
         let mut inbox = lock(&self.inbox);
-        if inbox.get(&p).is_none_or(|(there, _)| *there < round) {
-            inbox.insert(p, (round, values));
+        if inbox.get(&p).is_none_or(|there| there.round < version.round) {
+            inbox.insert(p, version);
         }
+    }
+
+    /// The version of fragment `p` that was taken in last.
+    pub fn base(&self, p: usize) -> Arc<Base> {
+        lock(&self.bases)[p].clone()
     }
 
     /// Whether this version, or a newer one, already lies ready.
     pub fn is_delivered(&self, p: usize, round: u64) -> bool {
-        lock(&self.inbox).get(&p).is_some_and(|(there, _)| *there >= round)
+        lock(&self.inbox).get(&p).is_some_and(|there| there.round >= round)
     }
 
     /// A block of data was claimed.
@@ -158,8 +175,6 @@ pub enum Turn {
 /// The training loop.
 pub struct Stepper {
     inner: Box<dyn Inner>,
-    /// Θ as adopted last, per fragment, in the arena's order. Shape: (elements of the model).
-    base: Vec<f32>,
     fragments: Arc<Fragments>,
     shared: Arc<Shared>,
     schedule: Schedule,
@@ -171,11 +186,9 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// A loop over `inner`, whose fragments were adopted as `base` says.
-    #[allow(clippy::too_many_arguments)] // built in one place, each part with its own owner
+    /// A loop over `inner`.
     pub fn new(
         inner: Box<dyn Inner>,
-        base: Vec<f32>,
         fragments: Arc<Fragments>,
         shared: Arc<Shared>,
         schedule: Schedule,
@@ -186,7 +199,6 @@ impl Stepper {
         let now = clock::now();
         Stepper {
             inner,
-            base,
             fragments,
             shared,
             schedule,
@@ -244,27 +256,22 @@ impl Stepper {
     /// Takes in every version that lies ready.
     fn adopt(&mut self) {
         let ready = std::mem::take(&mut *lock(&self.shared.inbox));
-        for (p, (round, values)) in ready {
-            let adoption = self.shared.machine().adopt(p, round);
-            let mut at = 0;
-            for range in self.fragments.ranges(p) {
-                let new = &values[at..at + range.len()];
-                at += range.len();
-                let base = &mut self.base[range.clone()];
-                let parameters = &mut self.inner.parameters_mut()[range];
-                match adoption {
-                    Adoption::Ignore => {}
-                    Adoption::Overwrite => parameters.copy_from_slice(new),
-                    Adoption::Rebase => {
-                        for ((theta, base), new) in parameters.iter_mut().zip(&*base).zip(new) {
+        for (p, version) in ready {
+            let base = self.shared.base(p);
+            match self.shared.machine().adopt(p, version.round) {
+                Adoption::Ignore => continue,
+                Adoption::Overwrite => self.fragments.scatter(p, &version.values, self.inner.parameters_mut()),
+                Adoption::Rebase => {
+                    let parameters = self.inner.parameters_mut();
+                    let mut values = base.values.iter().zip(&version.values);
+                    for range in self.fragments.ranges(p) {
+                        for (theta, (base, new)) in parameters[range].iter_mut().zip(&mut values) {
                             *theta = new - (base - *theta);
                         }
                     }
                 }
-                if adoption != Adoption::Ignore {
-                    base.copy_from_slice(new);
-                }
             }
+            lock(&self.shared.bases)[p] = Arc::new(version);
         }
     }
 
@@ -276,7 +283,8 @@ impl Stepper {
                 Err(_) => return,
             };
             let Some(due) = self.shared.machine().offer_due(draining) else { return };
-            let delta = self.fragments.pseudo_gradient(due.fragment, &self.base, self.inner.parameters());
+            let base = self.shared.base(due.fragment);
+            let delta = self.fragments.pseudo_gradient(due.fragment, &base.values, self.inner.parameters());
             if norm(&delta).is_finite() {
                 permit.send(Snapshot { due, delta });
             } else {

@@ -2,19 +2,21 @@
 //! process. What cannot be sent is dropped (its progress goes out with a later offer), what cannot be fetched is asked for again.
 
 use super::machine::Settled;
-use super::stepper::{CheckpointJob, Shared, Snapshot};
-use crate::bucket::payload::{Chunk, Data, content_hash};
-use crate::bucket::record::{Body, Card, FORMAT, IslandState, PolicyUse};
-use crate::bucket::{Active, Bucket, CheckpointHeader, OfferHeader, OfferId, Shelf, Tail};
+use super::stepper::{Base, CheckpointJob, Shared, Snapshot};
+use crate::bucket::payload::{Chunk, content_hash};
+use crate::bucket::record::{Body, Card, FORMAT, IslandState, PolicyUse, Version};
+use crate::bucket::{
+    Active, Bucket, CheckpointHeader, Encoded, Encoder, Flat, OfferHeader, OfferId, Shelf, Tail, Vector,
+};
 use crate::clock::{self, Duration, Instant};
 use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Sink};
 use crate::outer::{Feedback, Fragments};
-use crate::policy::{At, CHUNK_ELEMENTS, Codec, Policy, Role};
+use crate::policy::{Policy, Role};
 use futures::future::join_all;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc};
 use tombolo_engine::Layout;
@@ -38,6 +40,10 @@ pub(super) struct Crew {
     pub run: String,
     pub incarnation: u64,
     pub shelf: Shelf,
+    /// The codec of the way down, if the run has one.
+    pub down: Option<PolicyUse>,
+    /// Whether it has been said that a step down cannot be taken.
+    pub cannot_step: AtomicBool,
     /// The policies that are active, as far as the log has been read.
     pub active: Mutex<Active>,
     pub feedback: Mutex<Feedback>,
@@ -140,12 +146,11 @@ impl Crew {
                 let _ = clock::timeout(Duration::from_secs(1), self.news.notified()).await;
                 continue;
             }
-            let fetched =
-                join_all(wanted.iter().map(|(p, version)| self.bucket.fragment(&self.fragments, *p, version))).await;
+            let fetched = join_all(wanted.iter().map(|(p, version)| self.fetch_version(*p, version))).await;
             let mut result = Ok(());
             for ((p, version), values) in wanted.iter().zip(fetched) {
                 match values {
-                    Ok(values) => self.shared.deliver(*p, version.round, values),
+                    Ok(values) => self.shared.deliver(*p, Base { round: version.round, values }),
                     // An old version may have been collected meanwhile; a newer one is wanted then.
                     Err(error) if self.shared.machine().is_current(*p, version.round) => result = Err(error),
                     Err(_) => {}
@@ -156,6 +161,33 @@ impl Crew {
                 clock::sleep(Duration::from_millis(200)).await;
             }
         }
+    }
+
+    /// A version of fragment `p`: by the step from the version that the island holds, where there is one, or else whole. Either way it comes to the bits that the
+    /// log names.
+    async fn fetch_version(&self, p: usize, version: &Version) -> Result<Vec<f32>> {
+        let held = self.shared.base(p);
+        if let (Some(down), Some(step)) = (&self.down, &version.step)
+            && step.from == held.round
+        {
+            match self.take_step(p, version, &held.values, down).await {
+                Ok(Some(values)) => return values.into_vec(),
+                Ok(None) => {}
+                Err(error) if error.kind() == Kind::Unavailable => {}
+                Err(error) if self.cannot_step.swap(true, Ordering::Relaxed) => drop(error),
+                Err(error) => {
+                    let note = format!("ALERT: reads versions whole where steps fail: {}", error.chain());
+                    self.sink.note(&self.name, note);
+                }
+            }
+        }
+        self.bucket.fragment(&self.fragments, p, version).await
+    }
+
+    async fn take_step(&self, p: usize, version: &Version, held: &[f32], down: &PolicyUse) -> Result<Option<Vector>> {
+        let codec = self.shelf.get(Role::Codec, down).await?;
+        let codec = (&codec, down.config.as_bytes());
+        self.bucket.fragment_after(&self.fragments, p, version, &held, codec, usize::MAX).await
     }
 
     /// Encodes and publishes offers until the training loop ends.
@@ -228,42 +260,26 @@ impl Crew {
 
     fn encode_with(&self, codec: &Policy, which: &PolicyUse, snapshot: &Snapshot) -> Result<(OfferHeader, Vec<Chunk>)> {
         let Snapshot { due, delta } = snapshot;
-        let mut delta = delta.clone();
-        let failed =
-            |e: crate::policy::Error| Error::invalid(format!("codec {} cannot encode it", which.name)).because(e);
         let p = due.fragment;
         let tensors = self.fragments.policy_tensors(p);
-        let open = || Codec::open(codec, which.config.as_bytes(), &tensors).map_err(failed);
-        // What it decodes must not rest on what it remembers of encoding, so another instance decodes.
-        let (mut codec, mut decoder) = (open()?, open()?);
-        let decay = codec.traits().feedback_decay;
+        let mut encoder = Encoder::open(&which.name, (codec, which.config.as_bytes()), &tensors)?;
+        let decay = encoder.feedback_decay();
+        let mut delta = delta.clone();
         if let Some(decay) = decay {
             self.feedback().add(p, decay, &mut delta);
         }
-        let mut residual = Vec::new();
-        let mut chunks = Vec::new();
-        let mut start = 0usize;
-        for (tensor, t) in tensors.iter().enumerate() {
-            let length = t.elements() as usize;
-            for offset in (0..length).step_by(CHUNK_ELEMENTS) {
-                let values = &delta[start + offset..start + length.min(offset + CHUNK_ELEMENTS)];
-                let at = At { tensor: tensor as u32, offset: offset as u64 };
-                let bytes = codec.encode(at, values).map_err(failed)?;
-                // Whoever merges it could not decode it either, and would refuse it.
-                let decoded = decoder.decode(at, &bytes, values.len()).map_err(failed)?;
+        let (mut residual, mut chunks) = (Vec::new(), Vec::new());
+        encoder.encode(
+            "offer",
+            |start, values| delta.read(start, values),
+            |Encoded { chunk, values, decoded, .. }| {
                 if decay.is_some() {
                     residual.extend(values.iter().zip(&decoded).map(|(v, d)| v - d));
                 }
-                chunks.push(Chunk {
-                    section: "offer".to_string(),
-                    tensor: tensor as u32,
-                    offset: offset as u64,
-                    elements: values.len() as u32,
-                    data: Data::Encoded(bytes),
-                });
-            }
-            start += length;
-        }
+                chunks.push(chunk);
+                Ok(())
+            },
+        )?;
         if decay.is_some() {
             self.feedback().offered(p, residual);
         }

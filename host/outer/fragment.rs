@@ -120,13 +120,10 @@ impl Fragments {
         assert_eq!(at, flat.len(), "a flat fragment has exactly the elements of its tensors");
     }
 
-    /// The pseudo-gradient Δ = base − θ of fragment `p`, flat. Outer *descent* along it makes progress.
+    /// The pseudo-gradient Δ = base − θ of fragment `p`, flat, of a base that is flat and parameters in the arena's order. Outer *descent* along it makes progress.
     pub fn pseudo_gradient(&self, p: usize, base: &[f32], parameters: &[f32]) -> Vec<f32> {
-        let mut flat = Vec::with_capacity(self.elements(p));
-        for range in self.ranges(p) {
-            flat.extend(base[range.clone()].iter().zip(&parameters[range]).map(|(b, t)| b - t));
-        }
-        flat
+        let trained = self.ranges(p).flat_map(|range| &parameters[range]);
+        base.iter().zip(trained).map(|(b, t)| b - t).collect()
     }
 }
 

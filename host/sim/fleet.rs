@@ -99,7 +99,8 @@ impl Fleet {
         bucket.start(&fragments, &vec![0.0; layout.elements()], window, "sim").await?;
         let (fragments, steps) = (Arc::new(fragments), Vec::new());
         let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::bug("a bundled policy").because(e));
-        let others = SWITCHES.iter().map(|(_, name)| bundled(name)).collect::<Result<_>>()?;
+        let down = record.down.as_ref().map(|down| down.name.as_str());
+        let others = SWITCHES.iter().map(|(_, name)| *name).chain(down).map(bundled).collect::<Result<_>>()?;
         Ok(Fleet {
             store,
             trap: Arc::default(),
@@ -218,6 +219,7 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
         spec.keep.checkpoint_seconds = random.random_range(1..=5);
         spec.codec.policy = ["bf16", "int8"][random.random_range(0..2)].into();
         spec.merge.policy = ["mean", "rda"][random.random_range(0..2)].into();
+        spec.down.policy = ["", "int4", "bf16"][(seed % 3) as usize].into();
         let calm = Faults { latency_ms: (1, random.random_range(2..=30)), ..Faults::default() };
         let storm = Faults {
             before: random.random_range(0.0..0.15),

@@ -76,6 +76,10 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     let initial = Model::init(&config, spec.seed)?;
     let policy = |name: &str| runtime.bundled(name).map_err(|e| Error::invalid(format!("policy {name}")).because(e));
     let (codec, merge) = (policy(&spec.codec.policy)?, policy(&spec.merge.policy)?);
+    let down = match spec.down.policy.as_str() {
+        "" => None,
+        name => Some(policy(name)?),
+    };
     let used = |p: &crate::policy::Policy, s: &crate::spec::PolicySpec| PolicyUse {
         name: s.policy.clone(),
         hash: p.hash().to_string(),
@@ -90,6 +94,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         fragments: fragments.count(),
         codec: used(&codec, &spec.codec),
         merge: used(&merge, &spec.merge),
+        down: down.as_ref().map(|down| used(down, &spec.down)),
         chaos: false,
     };
     let world = World {
@@ -99,7 +104,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         fragments: fragments.clone(),
         codec,
         merge,
-        others: Vec::new(),
+        others: down.into_iter().collect(),
         steps: vec![STEP; spec.islands],
     };
     let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);

@@ -41,6 +41,10 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         hash: policy.hash().to_string(),
         config: String::from_utf8(spec.config_json()).expect("JSON is UTF-8"),
     };
+    let down = match spec.down.policy.as_str() {
+        "" => None,
+        name => Some(used(&bundled(name)?, &spec.down)),
+    };
     let record = RunRecord {
         format: FORMAT,
         nonce: nonce(),
@@ -49,6 +53,7 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         fragments: fragments.count(),
         codec: used(&codec, &spec.codec),
         merge: used(&merge, &spec.merge),
+        down,
         spec,
         chaos: false,
     };

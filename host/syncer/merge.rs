@@ -1,9 +1,10 @@
 //! One round through the merge policy. The fragment's data stays where it lies, in memory or in temporary files; the policy sees chunks of it.
 
+use super::run::Desk;
 use crate::bucket::record::OuterFacts;
-use crate::bucket::{Flat, MEMORY_BYTES, Vector};
+use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Step, Vector};
 use crate::error::{Error, Result};
-use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, MergeSource, Policy, Round, Tensor};
+use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, MergeSource, Policy, Role, Round, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is merged. Vectors are flat fragments; contributions are sorted by island, so that arrival changes nothing.
@@ -16,10 +17,8 @@ pub struct RoundInput<'a> {
     pub contributions: Vec<(Contribution, Arc<Vector>)>,
     /// Θ.
     pub parameters: &'a Vector,
-    /// The outer optimiser's slots.
-    pub state: &'a [Vector],
-    /// What the policy remembers of this fragment's last round.
-    pub memo: &'a [u8],
+    /// What lies beside it.
+    pub state: &'a OuterState,
 }
 
 /// What came out.
@@ -27,10 +26,8 @@ pub struct RoundInput<'a> {
 pub struct RoundOutput {
     /// The new Θ.
     pub parameters: Vector,
-    /// The new slots.
-    pub state: Vec<Vector>,
-    /// What the policy wants to remember.
-    pub memo: Vec<u8>,
+    /// What is to lie beside it.
+    pub state: OuterState,
     /// Weight of each contribution.
     pub weights: Vec<f32>,
     /// Norms, for the commit; the cosine is between the merged Δ and the step taken.
@@ -79,11 +76,11 @@ impl MergeSource for Source<'_> {
     }
 
     fn state_slots(&self) -> usize {
-        self.input.state.len()
+        self.input.state.slots.len()
     }
 
     fn state(&self, slot: usize, at: At, out: &mut [f32]) -> Answer {
-        self.copy(&self.input.state[slot], at, out)
+        self.copy(&self.input.state.slots[slot], at, out)
     }
 
     fn parameters(&self, at: At, out: &mut [f32]) -> Answer {
@@ -120,18 +117,42 @@ pub fn merge_round(
     let facts: Vec<Contribution> = input.contributions.iter().map(|(c, _)| c.clone()).collect();
     let parameters = Vector::zeros(input.parameters.elements(), MEMORY_BYTES)?;
     let source = Source { starts, input, parameters, state: Mutex::default(), progress };
-    let merged = policy::merge(policy, config, &input.round, input.tensors, &facts, input.memo, &source, threads)
-        .map_err(|e| match &e {
-            policy::Error::Source { .. } => {
-                Error::unavailable(format!("round {}: a temporary file fails", input.round.index)).because(e)
-            }
-            _ => Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e),
-        })?;
+    let merged =
+        policy::merge(policy, config, &input.round, input.tensors, &facts, &input.state.memo, &source, threads)
+            .map_err(|e| match &e {
+                policy::Error::Source { .. } => {
+                    Error::unavailable(format!("round {}: a temporary file fails", input.round.index)).because(e)
+                }
+                _ => Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e),
+            })?;
     let Source { parameters, state, .. } = source;
     let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let state = state.into_iter().map(|slot| Arc::into_inner(slot).expect("no thread is left that writes")).collect();
+    let slots = state.into_iter().map(|slot| Arc::into_inner(slot).expect("no thread is left that writes")).collect();
+    let state = OuterState { slots, memo: merged.memo, residual: None };
     let outer = outer_facts(input, &merged.weights, &parameters)?;
-    Ok(RoundOutput { parameters, state, memo: merged.memo, weights: merged.weights, outer })
+    Ok(RoundOutput { parameters, state, weights: merged.weights, outer })
+}
+
+/// Takes the way down: where the run names a codec for it, what is committed of a merge is `before` and the step as it decodes. The step carries what the last one
+/// lost, `residual`. An error leaves `output` as it was.
+///
+/// # Errors
+/// Unavailable: a temporary file or the bucket fails. Anything else: the codec cannot be loaded, or fails.
+pub(super) async fn step_down(
+    desk: &Desk,
+    p: usize,
+    before: &Vector,
+    output: &mut RoundOutput,
+    residual: Option<&Vector>,
+) -> Result<Option<Step>> {
+    let Some(down) = &desk.record.down else { return Ok(None) };
+    let codec = desk.shelf.get(Role::Codec, down).await?;
+    let codec = (&codec, down.config.as_bytes());
+    let (step, committed, lost) =
+        Step::encode(&down.name, codec, &desk.tensors[p], before, &output.parameters, residual)?;
+    output.parameters = committed;
+    output.state.residual = lost;
+    Ok(Some(step))
 }
 
 /// Sums run in the order of the values, so that the chunks in which they are read change nothing.

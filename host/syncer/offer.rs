@@ -1,12 +1,12 @@
 //! The firewall: what is asked of an offer before it may count. Everything that an island says of itself is checked against the log; what does
 //! not fit changes nothing but a counter. Reasons are a closed set, so that they can be counted.
 
-use crate::bucket::payload::{Chunk, ContentHash, Data, Stored};
+use crate::bucket::payload::{ContentHash, Stored};
 use crate::bucket::record::{FORMAT, Fate, OfferRecord};
-use crate::bucket::{Ledger, MEMORY_BYTES, OfferHeader, OfferId, TOKENS_MAX, Vector};
+use crate::bucket::{self, Ledger, MEMORY_BYTES, OfferHeader, OfferId, TOKENS_MAX, Vector};
 use crate::error::{Error, Result};
 use crate::outer::Fragments;
-use crate::policy::{At, Codec, Policy, Tensor, chunks};
+use crate::policy::{Policy, Tensor};
 use crate::spec::Spec;
 use std::sync::Arc;
 
@@ -165,8 +165,7 @@ pub fn check(
     })
 }
 
-fn check_hash(offer: &Stored<OfferHeader>, found: ContentHash) -> Result<()> {
-    let found = found.finish();
+fn check_hash(offer: &Stored<OfferHeader>, found: String) -> Result<()> {
     if found == offer.header.hash {
         return Ok(());
     }
@@ -183,11 +182,11 @@ fn check_content(offer: &Stored<OfferHeader>) -> Result<()> {
     for chunk in offer.chunks() {
         hash.add(&chunk?);
     }
-    check_hash(offer, hash)
+    check_hash(offer, hash.finish())
 }
 
-/// Decodes the chunks of a whole fragment, none missing, none doubled: the values and their L2 norm, or why they are none. What is merged is
-/// read from these values, which come from the very bytes that were hashed.
+/// Decodes an offer: its values and their L2 norm, or why it has none. What is merged is read from these values, which come from the very bytes that were
+/// hashed.
 ///
 /// # Errors
 /// As [`check`].
@@ -198,44 +197,11 @@ pub(super) fn decode(
 ) -> Result<std::result::Result<(Vector, f32), &'static str>> {
     let elements: u64 = tensors.iter().map(Tensor::elements).sum();
     let vector = Vector::zeros(elements as usize, MEMORY_BYTES)?;
-    let mut hash = ContentHash::default();
     let mut squares = 0.0f64;
-    let mut start = 0usize;
-    let mut expected = chunks(tensors);
-    let mut opened = Codec::open(codec.0, codec.1, tensors).map_err(|_| "its codec does not open");
-    for chunk in offer.chunks() {
-        let chunk = chunk?;
-        hash.add(&chunk);
-        // What is wrong with a chunk is the offer's fate only if its bytes are what was written; so the hash goes on.
-        let Ok(codec) = &mut opened else { continue };
-        match decode_chunk(codec, expected.next(), &chunk) {
-            Ok(values) => {
-                vector.write(start, &values)?;
-                start += values.len();
-                squares = values.iter().fold(squares, |sum, &v| sum + f64::from(v) * f64::from(v));
-            }
-            Err(reason) => opened = Err(reason),
-        }
-    }
+    let (hash, decoded) = bucket::decode(offer, codec, tensors, |start, values| {
+        squares = values.iter().fold(squares, |sum, &v| sum + f64::from(v) * f64::from(v));
+        vector.write(start, &values)
+    })?;
     check_hash(offer, hash)?;
-    Ok(match opened {
-        Ok(_) if expected.next().is_some() => Err(SHAPE),
-        Ok(_) => Ok((vector, squares.sqrt() as f32)),
-        Err(reason) => Err(reason),
-    })
-}
-
-const SHAPE: &str = "its values are not of the fragment's shape";
-
-fn decode_chunk(
-    codec: &mut Codec,
-    expected: Option<(At, usize)>,
-    chunk: &Chunk,
-) -> std::result::Result<Vec<f32>, &'static str> {
-    let (at, elements) = expected.ok_or(SHAPE)?;
-    if (chunk.tensor, chunk.offset, chunk.elements as usize) != (at.tensor, at.offset, elements) {
-        return Err(SHAPE);
-    }
-    let Data::Encoded(bytes) = &chunk.data else { return Err("its values are not encoded") };
-    codec.decode(at, bytes, elements).map_err(|_| "its codec does not decode it to finite values")
+    Ok(decoded.map(|()| (vector, squares.sqrt() as f32)))
 }

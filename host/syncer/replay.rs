@@ -7,7 +7,7 @@
 use super::run::Desk;
 use super::verify::{Tape, same_bits};
 use crate::bucket::record::{Body, PolicyUse};
-use crate::bucket::{Flat, Ledger, Tail, Vector};
+use crate::bucket::{Flat, Ledger, OuterState, Tail, Vector};
 use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
 use crate::policy::{CHUNK_ELEMENTS, Role};
@@ -88,7 +88,7 @@ pub async fn replay(
             (tail.ledger.next_round, u64::MAX, count)
         }
     };
-    let mut memories: BTreeMap<usize, (Vec<Vector>, Vec<u8>)> = BTreeMap::new();
+    let mut memories: BTreeMap<usize, OuterState> = BTreeMap::new();
     let mut gone = 0;
     while left > 0 && tail.ledger.next_round <= last {
         let before = tail.ledger.clone();
@@ -114,16 +114,14 @@ pub async fn replay(
         };
         let committed = desk.bucket.fragment_spooled(&desk.fragments, tape.p, &commit.made).await?;
         let p = tape.p;
-        let (state, memo) = match memories.remove(&p) {
-            Some(memory) => memory,
+        let state = match memories.remove(&p) {
+            Some(state) => state,
             // Where it is the very policy that was active, it goes on from what that left.
-            None if candidate.is_same(before.active.at(Role::Merge, commit.round)) => {
-                (std::mem::take(&mut tape.state), std::mem::take(&mut tape.memo))
-            }
-            None => Default::default(),
+            None if candidate.is_same(before.active.at(Role::Merge, commit.round)) => std::mem::take(&mut tape.state),
+            None => std::mem::take(&mut tape.state).of_another_policy(),
         };
         let begun = clock::now();
-        let merged = tape.merge(desk, (&policy, &candidate.config), &state, &memo);
+        let mut merged = tape.merge(desk, (&policy, &candidate.config), &state);
         let ms = clock::ms(begun.elapsed());
         let mut replayed = Replayed {
             round: commit.round,
@@ -135,12 +133,17 @@ pub async fn replay(
             same: false,
             failed: None,
         };
+        if let Ok(output) = &mut merged
+            && let Err(error) = tape.go_down(desk, &commit, output, state.residual.as_ref()).await
+        {
+            merged = Err(error);
+        }
         match merged {
             Ok(output) => {
                 replayed.tensors = compare(desk, p, &tape.parameters, &committed, &output.parameters)?;
                 replayed.same = same_bits(&committed, &output.parameters)?;
                 replayed.weights = output.weights;
-                memories.insert(p, (output.state, output.memo));
+                memories.insert(p, output.state);
             }
             Err(error) if error.kind() == Kind::Unavailable => return Err(error),
             Err(error) => replayed.failed = Some(Error::chain(&error)),

@@ -1,16 +1,16 @@
 //! One round: collect its offers, close it, merge, publish, commit; or skip it.
 //!
-//! The life of a commit: (1) the round is closed by the machine; (2) the policy merges; (3) the new version and the optimiser's state are
+//! The life of a commit: (1) the round is closed by the machine; (2) the policy merges; (3) the new version, the step to it and the optimiser's state are
 //! written under keys that nobody else writes; (4) the commit is created at the next index of the log. A crash before (4) leaves objects that
 //! no log entry names, and the next syncer merges the round again from the same offers; after (4) the round is committed for good. Whoever
 //! loses the index reads on and decides anew, so two syncers at once waste work and break nothing.
 
-use super::merge::{RoundInput, merge_round};
+use super::merge::{RoundInput, merge_round, step_down};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use super::run::{Desk, Syncer, lock};
 use crate::bucket::payload::Stored;
-use crate::bucket::record::{Body, Commit, Fate, OfferRecord, PolicyUse, Skip, Version};
-use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferHeader, OfferId, Vector};
+use crate::bucket::record::{Body, Commit, Fate, OfferRecord, PolicyUse, Skip, StepRef, Version};
+use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferHeader, OfferId, OuterState, Vector, encoded_bytes_max};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Kind, Result};
 use crate::policy::{Contribution, Policy, Role, Round};
@@ -22,12 +22,11 @@ const LATE_EVERY: Duration = Duration::from_secs(1);
 /// Offers that are fetched at once.
 const FETCHES_MAX: usize = 16;
 
-/// A fragment as it stands before a round: its version, parameters, optimiser slots and memo.
+/// A fragment as it stands before a round.
 pub(super) struct Ahead {
     version: Version,
     parameters: Vector,
-    state: Vec<Vector>,
-    memo: Vec<u8>,
+    state: OuterState,
 }
 
 impl Syncer {
@@ -52,7 +51,7 @@ impl Syncer {
         for batch in new.chunks(FETCHES_MAX) {
             let fetched = join_all(batch.iter().map(|(id, _)| {
                 let p = (id.round % desk.fragments.count() as u64) as usize;
-                desk.bucket.offer_spooled(id, offer_bytes_max(&desk, p))
+                desk.bucket.offer_spooled(id, encoded_bytes_max(&desk.fragments, p))
             }))
             .await;
             for ((id, _), object) in batch.iter().zip(fetched) {
@@ -115,9 +114,9 @@ impl Syncer {
         let round = ledger.next_round;
         let p = ledger.fragment_of(round);
         let base = ledger.versions[p].clone();
-        let Ahead { parameters, mut state, mut memo, .. } = read_ahead(&desk, base.clone(), ahead).await?;
+        let Ahead { parameters, mut state, .. } = read_ahead(&desk, base.clone(), ahead).await?;
         if !ledger.active.keeps_state(base.round, round) {
-            (state, memo) = (Vec::new(), Vec::new());
+            state = state.of_another_policy();
         }
         let active = ledger.active.at(Role::Merge, round).clone();
         let policy = match desk.shelf.get(Role::Merge, &active).await {
@@ -145,7 +144,6 @@ impl Syncer {
                 contributions,
                 parameters: &parameters,
                 state: &state,
-                memo: &memo,
             };
             merge_round(policy, active.config.as_bytes(), &input, desk.threads, &|| self.office.moved())
         };
@@ -155,7 +153,7 @@ impl Syncer {
             Err(error) if error.kind() == Kind::Unavailable => Err(error),
             merged => Ok(merged.is_err()),
         };
-        let output = match merge(&chosen) {
+        let mut output = match merge(&chosen) {
             Ok(output) => output,
             Err(error) if error.kind() == Kind::Unavailable => return Err(error),
             Err(error) => {
@@ -196,12 +194,29 @@ impl Syncer {
                 return Ok(());
             }
         };
-        let (hash, state_hash) = tokio::join!(
+        let step = match step_down(&desk, p, &parameters, &mut output, state.residual.as_ref()).await {
+            Err(error) if error.kind() != Kind::Unavailable => {
+                let note = format!("ALERT: round {round} is committed without a step down: {}", error.chain());
+                desk.sink.note(&desk.id, note);
+                None
+            }
+            step => step?,
+        };
+        self.office.moved();
+        let (hash, state_hash, written) = tokio::join!(
             desk.bucket.put_fragment(&desk.fragments, p, round, &output.parameters),
-            desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state, &output.memo)
+            desk.bucket.put_fragment_state(&desk.fragments, p, round, &output.state),
+            async {
+                match &step {
+                    Some(step) => desk.bucket.put_step(&desk.fragments, p, round, base.round, step).await,
+                    None => Ok(()),
+                }
+            }
         );
         self.office.moved();
-        let made = Version { round, hash: hash?, state: Some(state_hash?) };
+        written?;
+        let step = step.map(|step| StepRef { from: base.round, hash: step.hash });
+        let made = Version { round, hash: hash?, state: Some(state_hash?), step };
 
         let mut offers: Vec<OfferRecord> = Vec::new();
         let mut tokens = 0;
@@ -312,13 +327,6 @@ impl Syncer {
     }
 }
 
-/// The largest offer of fragment `p` that is read: no codec needs more than plain values do, and framing is at most 4 KiB a chunk.
-pub(super) fn offer_bytes_max(desk: &Desk, p: usize) -> u64 {
-    let tensors = &desk.tensors[p];
-    let chunks: u64 = tensors.iter().map(|t| t.elements().div_ceil(crate::policy::CHUNK_ELEMENTS as u64)).sum();
-    desk.fragments.elements(p) as u64 * 5 + chunks * 4096 + (1 << 16)
-}
-
 /// Reads what a round extends, unless `known` already is that.
 pub(super) async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahead>) -> Result<Ahead> {
     if let Some(known) = known
@@ -329,10 +337,9 @@ pub(super) async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahea
     let p = (version.round % desk.fragments.count() as u64) as usize;
     let (parameters, state) = tokio::join!(
         desk.bucket.fragment_spooled(&desk.fragments, p, &version),
-        desk.bucket.fragment_state_spooled(&desk.fragments, p, &version)
+        desk.bucket.fragment_state(&desk.fragments, p, &version)
     );
-    let (state, memo) = state?;
-    Ok(Ahead { version, parameters: parameters?, state, memo })
+    Ok(Ahead { version, parameters: parameters?, state: state? })
 }
 
 fn contribution(facts: &Facts, ledger: &Ledger, round: u64) -> Contribution {

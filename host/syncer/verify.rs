@@ -1,11 +1,10 @@
 //! Recomputing merges: given the objects that a commit names, anyone gets the same bytes (guarantee G6). The log is the tape.
 
-use super::merge::{RoundInput, RoundOutput, merge_round};
+use super::merge::{RoundInput, RoundOutput, merge_round, step_down};
 use super::offer::{NO_WEIGHT, decode};
-use super::round::offer_bytes_max;
 use super::run::Desk;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord};
-use crate::bucket::{Flat, Ledger, OfferHeader, Tail, Vector};
+use crate::bucket::{Flat, Ledger, MEMORY_BYTES, OfferHeader, OuterState, Step, Tail, Vector, encoded_bytes_max};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::hex;
 use crate::policy::{CHUNK_ELEMENTS, Contribution, Policy, Role, Round};
@@ -72,7 +71,7 @@ pub async fn verify(desk: &Desk, every: u64, mut progress: impl FnMut(u64)) -> R
 async fn current(desk: &Desk, ledger: &Ledger, verified: &mut Verified) {
     for (p, version) in ledger.versions.iter().enumerate() {
         let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, version).await.map(|_| ());
-        let state = desk.bucket.fragment_state_spooled(&desk.fragments, p, version).await.map(|_| ());
+        let state = desk.bucket.fragment_state(&desk.fragments, p, version).await.map(|_| ());
         for error in [parameters, state].into_iter().filter_map(Result::err) {
             verified.wrong.push(format!("the current version of fragment {p}: {}", error.chain()));
         }
@@ -87,10 +86,8 @@ pub(super) struct Tape {
     pub round: Round,
     /// Θ before it.
     pub parameters: Vector,
-    /// The outer optimiser's slots, as the policy that was active read them.
-    pub state: Vec<Vector>,
-    /// And its memo.
-    pub memo: Vec<u8>,
+    /// What lay beside it, as the policy that was active read it.
+    pub state: OuterState,
     /// Facts and decoded pseudo-gradient of every offer that took part, in order of island.
     pub contributions: Vec<(Contribution, Arc<Vector>)>,
 }
@@ -103,9 +100,9 @@ impl Tape {
     pub async fn read(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<Tape> {
         let p = before.fragment_of(commit.round);
         let parameters = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.base).await?;
-        let (mut state, mut memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.base).await?;
+        let mut state = desk.bucket.fragment_state(&desk.fragments, p, &commit.base).await?;
         if !before.active.keeps_state(commit.base.round, commit.round) {
-            (state, memo) = (Vec::new(), Vec::new());
+            state = state.of_another_policy();
         }
         let took_part = |o: &&OfferRecord| {
             o.id.round == commit.round
@@ -117,7 +114,7 @@ impl Tape {
         };
         let mut contributions = Vec::new();
         for record in commit.offers.iter().filter(took_part) {
-            let object = desk.bucket.offer_spooled(&record.id, offer_bytes_max(desk, p)).await?;
+            let object = desk.bucket.offer_spooled(&record.id, encoded_bytes_max(&desk.fragments, p)).await?;
             if object.header.hash != record.hash {
                 return Err(Error::corrupt(format!(
                     "the offer of {}: expected content {}, found {}",
@@ -148,29 +145,39 @@ impl Tape {
             tokens_merged: before.tokens(),
             token_budget: desk.record.spec.tokens,
         };
-        Ok(Tape { p, round, parameters, state, memo, contributions })
+        Ok(Tape { p, round, parameters, state, contributions })
     }
 
-    /// Merges it with `policy`, whose optimiser goes on from `state` and `memo`.
+    /// Merges it with `policy`, whose optimiser goes on from `state`.
     ///
     /// # Errors
     /// Those of [`merge_round`].
-    pub fn merge(
-        &self,
-        desk: &Desk,
-        (policy, config): (&Policy, &str),
-        state: &[Vector],
-        memo: &[u8],
-    ) -> Result<RoundOutput> {
+    pub fn merge(&self, desk: &Desk, (policy, config): (&Policy, &str), state: &OuterState) -> Result<RoundOutput> {
         let input = RoundInput {
             round: self.round,
             tensors: &desk.tensors[self.p],
             contributions: self.contributions.clone(),
             parameters: &self.parameters,
             state,
-            memo,
         };
         merge_round(policy, config.as_bytes(), &input, desk.threads, &|| ())
+    }
+
+    /// Takes the way down with a merge of it, if `commit` did.
+    ///
+    /// # Errors
+    /// Those of [`step_down`].
+    pub async fn go_down(
+        &self,
+        desk: &Desk,
+        commit: &Commit,
+        output: &mut RoundOutput,
+        residual: Option<&Vector>,
+    ) -> Result<Option<Step>> {
+        if commit.made.step.is_none() {
+            return Ok(None);
+        }
+        step_down(desk, self.p, &self.parameters, output, residual).await
     }
 }
 
@@ -180,27 +187,38 @@ async fn recompute(desk: &Desk, before: &Ledger, commit: &Commit) -> Result<()> 
     let p = tape.p;
     let active = before.active.at(Role::Merge, commit.round);
     let policy = desk.shelf.get(Role::Merge, active).await?;
-    let output = tape.merge(desk, (&policy, &active.config), &tape.state, &tape.memo)?;
+    let mut output = tape.merge(desk, (&policy, &active.config), &tape.state)?;
+    let step = tape.go_down(desk, commit, &mut output, tape.state.residual.as_ref()).await?;
     let committed = desk.bucket.fragment_spooled(&desk.fragments, p, &commit.made).await?;
-    let (slots, memo) = desk.bucket.fragment_state_spooled(&desk.fragments, p, &commit.made).await?;
+    let state = desk.bucket.fragment_state(&desk.fragments, p, &commit.made).await?;
     if !same_bits(&committed, &output.parameters)? {
         return Err(Error::corrupt(format!("the merge of {} offers gives other parameters", commit.offers.len())));
     }
-    let mut same = slots.len() == output.state.len();
-    for (slot, recomputed) in slots.iter().zip(&output.state) {
-        same &= same_bits(slot, recomputed)?;
+    let mut same = state.vectors().count() == output.state.vectors().count();
+    for (stored, recomputed) in state.vectors().zip(output.state.vectors()) {
+        same &= same_bits(stored, recomputed)?;
     }
     if !same {
         return Err(Error::corrupt("the merge gives another state of the outer optimiser"));
     }
-    if memo != output.memo {
+    if state.memo != output.state.memo {
         return Err(Error::corrupt(format!(
             "the policy remembers {}, the state says {}",
-            hex(&output.memo),
-            hex(&memo)
+            hex(&output.state.memo),
+            hex(&state.memo)
         )));
     }
-    Ok(())
+    let (Some(step), Some(named), Some(down)) = (step, &commit.made.step, &desk.record.down) else { return Ok(()) };
+    if step.hash != named.hash {
+        return Err(Error::corrupt(format!("the step down is {}, the commit names {}", step.hash, named.hash)));
+    }
+    // What an island does: it fails unless it comes to the whole version.
+    let codec = desk.shelf.get(Role::Codec, down).await?;
+    let codec = (&codec, down.config.as_bytes());
+    desk.bucket
+        .fragment_after(&desk.fragments, p, &commit.made, &tape.parameters, codec, MEMORY_BYTES)
+        .await
+        .map(|_| ())
 }
 
 /// Whether two vectors of one fragment are the same, bit by bit.

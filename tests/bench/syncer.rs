@@ -94,6 +94,7 @@ impl Toy {
         spec.outer.fragments = FRAGMENTS as usize;
         let record = RunRecord {
             format: FORMAT,
+            down: None,
             chaos: false,
             nonce: "n".into(),
             layout: fragments.fingerprint().into(),

@@ -75,6 +75,7 @@ fn record(seed: u64) -> RunRecord {
         fragments: FRAGMENTS,
         codec: policy("bf16"),
         merge: policy("rda"),
+        down: None,
         chaos: false,
     }
 }

@@ -43,7 +43,7 @@ fn id() -> OfferId {
 
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(FRAGMENTS, 4, policies());
-    let version = |round: u64| Version { round, hash: sha256(&round.to_le_bytes()), state: None };
+    let version = |round: u64| Version { round, hash: sha256(&round.to_le_bytes()), state: None, step: None };
     let body = Body::Start { versions: (0..FRAGMENTS as u64).map(version).collect(), window: 1 };
     let start = Entry { format: FORMAT, seq: 0, nonce: nonce(), writer: "s".into(), term: 0, body };
     ledger.apply(0, &start).expect("a start");

@@ -33,7 +33,7 @@ fn entry(seq: u64, writer: &str, body: Body) -> Entry {
 
 fn version(round: u64) -> Version {
     let hash = |of: &str| tombolo::nonce::sha256(format!("{of} {round}").as_bytes());
-    Version { round, hash: hash("parameters"), state: (round >= FRAGMENTS as u64).then(|| hash("state")) }
+    Version { round, hash: hash("parameters"), state: (round >= FRAGMENTS as u64).then(|| hash("state")), step: None }
 }
 
 fn start() -> Body {

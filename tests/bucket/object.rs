@@ -4,7 +4,9 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{FORMAT, PolicyUse, Version};
-use tombolo::bucket::{Active, Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId};
+use tombolo::bucket::{
+    Active, Bucket, CheckpointHeader, FragmentFacts, Ledger, OfferHeader, OfferId, OuterState, Vector,
+};
 use tombolo::data::Cursor;
 use tombolo::error::{Error, Kind};
 use tombolo::outer::Fragments;
@@ -151,19 +153,24 @@ fn a_version_and_its_state_come_back_bit_by_bit_and_refuse_another_layout_or_has
         let elements = fragments.elements(p);
         assert!(elements > tombolo::policy::CHUNK_ELEMENTS, "more than one chunk");
         let parameters = values(elements, 1);
-        let slots = [values(elements, 2), values(elements, 3)];
-        let memo = vec![0, 255, 7];
+        let vectors = [values(elements, 2), values(elements, 3), values(elements, 4)];
+        let [first, second, lost] = vectors.clone().map(Vector::from);
+        let beside = OuterState { slots: vec![first, second], memo: vec![0, 255, 7], residual: Some(lost) };
         let hash = bucket.put_fragment(&fragments, p, 10, &parameters).await.expect("written");
-        let state = bucket.put_fragment_state(&fragments, p, 10, &slots, &memo).await.expect("written");
-        let version = Version { round: 10, hash: hash.clone(), state: Some(state.clone()) };
+        let state = bucket.put_fragment_state(&fragments, p, 10, &beside).await.expect("written");
+        let version = Version { round: 10, hash: hash.clone(), state: Some(state.clone()), step: None };
         assert_eq!(bucket.fragment(&fragments, p, &version).await.expect("read"), parameters);
-        assert_eq!(bucket.fragment_state(&fragments, p, &version).await.expect("read"), (slots.to_vec(), memo.clone()));
+        let OuterState { slots, memo, residual } = bucket.fragment_state(&fragments, p, &version).await.expect("read");
+        let found: Vec<Vec<f32>> = slots.into_iter().chain(residual).map(|v| v.into_vec().expect("read")).collect();
+        assert_eq!((&found[..], &memo), (&vectors[..], &beside.memo));
         let initial = Version { state: None, ..version.clone() };
-        assert_eq!(bucket.fragment_state(&fragments, p, &initial).await.expect("none"), (Vec::new(), Vec::new()));
+        let none = bucket.fragment_state(&fragments, p, &initial).await.expect("none");
+        assert!(none.vectors().count() == 0 && none.memo.is_empty());
 
         let again = bucket.put_fragment(&fragments, p, 10, &parameters).await.expect("written");
         assert_eq!(again, hash, "the same values have the same name");
-        let other = bucket.put_fragment_state(&fragments, p, 10, &slots, b"another memo").await.expect("written");
+        let beside = OuterState { memo: b"another memo".to_vec(), ..beside };
+        let other = bucket.put_fragment_state(&fragments, p, 10, &beside).await.expect("written");
         assert_ne!(other, state, "the memo is part of what the name says");
 
         // The same sizes, cut into another number of fragments: another layout.
@@ -196,7 +203,7 @@ fn values_that_are_not_finite_are_never_read_as_a_version() {
         let mut parameters = values(fragments.elements(1), 1);
         parameters[3] = f32::NAN;
         let hash = bucket.put_fragment(&fragments, 1, 11, &parameters).await.expect("written");
-        let version = Version { round: 11, hash: hash.clone(), state: None };
+        let version = Version { round: 11, hash: hash.clone(), state: None, step: None };
         let error = bucket.fragment(&fragments, 1, &version).await.expect_err("not finite");
         assert_names(&error, Kind::Corrupt, &bucket.keys().fragment(1, 11, &hash));
     });
@@ -282,8 +289,9 @@ fn pruning_a_fragment_never_removes_its_current_version() {
         for round in [1, 6, 11, 16] {
             let parameters = values(elements, round as usize);
             let hash = bucket.put_fragment(&fragments, p, round, &parameters).await.expect("written");
-            let state = bucket.put_fragment_state(&fragments, p, round, &[parameters], &[]).await.expect("written");
-            versions.push(Version { round, hash, state: Some(state) });
+            let beside = OuterState { slots: vec![parameters.into()], ..OuterState::default() };
+            let state = bucket.put_fragment_state(&fragments, p, round, &beside).await.expect("written");
+            versions.push(Version { round, hash, state: Some(state), step: None });
         }
         let another = bucket.put_fragment(&fragments, 2, 2, &values(fragments.elements(2), 1)).await.expect("written");
 
@@ -292,12 +300,12 @@ fn pruning_a_fragment_never_removes_its_current_version() {
         let (values, state) =
             (bucket.fragment(&fragments, p, &versions[2]), bucket.fragment_state(&fragments, p, &versions[2]));
         assert_eq!(values.await.expect("it is there").len(), elements);
-        assert_eq!(state.await.expect("it is there").0.len(), 1);
+        assert_eq!(state.await.expect("it is there").slots.len(), 1);
         for gone in [0, 1, 3] {
             let error = bucket.fragment(&fragments, p, &versions[gone]).await.expect_err("pruned");
             assert_eq!(error.kind(), Kind::Unavailable);
         }
-        let other = Version { round: 2, hash: another, state: None };
+        let other = Version { round: 2, hash: another, state: None, step: None };
         assert!(bucket.fragment(&fragments, 2, &other).await.is_ok(), "another fragment is left alone");
     });
 }
@@ -312,7 +320,7 @@ fn the_committed_model_is_every_fragment_in_the_version_that_the_log_names() {
         for p in 0..fragments.count() {
             let hash =
                 bucket.put_fragment(&fragments, p, p as u64, &fragments.gather(p, &arena)).await.expect("written");
-            versions.push(Version { round: p as u64, hash, state: None });
+            versions.push(Version { round: p as u64, hash, state: None, step: None });
         }
         assert_eq!(bucket.committed(&fragments, &versions).await.expect("read"), arena);
         versions[3].hash = versions[2].hash.clone();

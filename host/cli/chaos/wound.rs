@@ -59,7 +59,7 @@ mod tests {
     use crate::bucket::record::{Commit, FORMAT, OfferRecord, OuterFacts, Pace, Skip, Version};
 
     fn commit(writer: &str, round: u64, life: u64, fate: Fate) -> Entry {
-        let version = Version { round, hash: String::new(), state: None };
+        let version = Version { round, hash: String::new(), state: None, step: None };
         let offer = OfferRecord {
             id: OfferId { round, island: "a".into(), incarnation: life },
             hash: String::new(),

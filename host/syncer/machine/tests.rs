@@ -11,7 +11,7 @@ const STEP: Duration = Duration::from_millis(100);
 fn ledger() -> Ledger {
     let policy = |digit: &str| PolicyUse { name: digit.into(), hash: digit.repeat(64), config: String::new() };
     let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a")));
-    let version = Version { round: 0, hash: "0".repeat(64), state: None };
+    let version = Version { round: 0, hash: "0".repeat(64), state: None, step: None };
     apply(&mut ledger, Body::Start { versions: vec![version], window: 1 });
     ledger
 }
