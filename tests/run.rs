@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
+use futures::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::prefix::PrefixStore;
 use serde_json::Value;
 use support::program::{Ended, MEDIUM, Running, SMALL, Workshop, signal};
@@ -68,9 +70,13 @@ fn assert_is_what_the_log_says(report: &Value, tape: &Tape) {
     assert_eq!(number(report, "tokens_merged"), tokens as f64);
 }
 
-fn tape(bucket: &Bucket) -> Tape {
+fn on_runtime<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(Tape::read(bucket))
+    runtime.expect("a runtime").block_on(work)
+}
+
+fn tape(bucket: &Bucket) -> Tape {
+    on_runtime(Tape::read(bucket))
 }
 
 /// The exported model continues a text, the same way every time.
@@ -356,4 +362,44 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
     assert!(replay("mean").contains("4 rounds, 0 to the same bytes, 0 failed"));
     let ledger = workshop.run_well("ledger file:bucket").stdout;
     assert!(ledger.contains("merge policy median") && ledger.contains("codec policy int8"), "{ledger}");
+}
+
+/// Bytes that a mean round of a run moves on `server`, with `codec` both ways: its offers on their way up, and the versions that its islands read on their way down.
+fn bytes_of_a_round(server: &Server, codec: &str) -> (f64, f64) {
+    let sections = format!(
+        "[train]\nbatch = 1\n[outer]\nfragments = 1\nsync_steps = 4\noverlap_steps = 1\n\
+         [codec]\npolicy = \"{codec}\"\n[down]\npolicy = \"{codec}\"\n[keep]\nversions = 1_000\n"
+    );
+    let mut workshop = Workshop::new("run = \"small\"\nislands = 2\ntokens = 12_000", &sections);
+    workshop.set(server.credentials());
+    let name = server.fresh_name();
+    workshop.run_well(&format!(
+        "run spec.toml --bucket {} --endpoint {} --out out",
+        server.url(&name),
+        server.endpoint
+    ));
+    let store = on_server(server, &name);
+    let tape = tape(&Bucket::new(store.clone(), "small"));
+    let rounds = tape.commits().count() as f64;
+    assert!(rounds > 3.0 && tape.commits().all(|commit| commit.made.step.is_some()));
+    let listed: Vec<_> = on_runtime(store.list(None).try_collect()).expect("the bucket is listed");
+    let sum = |kind: &dyn Fn(&str) -> bool| -> f64 {
+        listed.iter().filter(|object| kind(object.location.as_ref())).map(|object| object.size as f64).sum()
+    };
+    let offers = sum(&|key| key.contains("/offer/"));
+    // Each of two islands reads each step.
+    (offers / rounds, 2.0 * sum(&|key| key.ends_with(".step.arrow")) / rounds)
+}
+
+#[test]
+fn four_bits_both_ways_move_a_quarter_of_the_bytes_of_sixteen() {
+    for server in servers() {
+        let [four, sixteen] = ["int4", "bf16"].map(|codec| bytes_of_a_round(server, codec));
+        let ratio = (four.0 + four.1) / (sixteen.0 + sixteen.1);
+        say(&format!(
+            "{}: a round moves {:.0} + {:.0} bytes (up and down) in int4, {:.0} + {:.0} in bf16: {ratio:.4}",
+            server.name, four.0, four.1, sixteen.0, sixteen.1
+        ));
+        assert!(ratio <= 0.27, "{ratio}");
+    }
 }

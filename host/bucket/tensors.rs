@@ -45,6 +45,7 @@ pub struct StateHeader {
     /// Vectors of state.
     pub slots: usize,
     /// Whether what the way down lost lies beside them.
+    #[serde(default)]
     pub residual: bool,
     /// What the policy wants to remember until the fragment's next round.
     pub memo: Vec<u8>,

@@ -204,6 +204,6 @@ mod tests {
         }
         assert_eq!(arena, copy);
         let base: Vec<f32> = arena.iter().map(|v| v + 2.0).collect();
-        assert!(fragments.pseudo_gradient(3, &base, &arena).iter().all(|&d| d == 2.0));
+        assert!(fragments.pseudo_gradient(3, &fragments.gather(3, &base), &arena).iter().all(|&d| d == 2.0));
     }
 }
