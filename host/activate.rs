@@ -8,7 +8,7 @@ use crate::bucket::{Bucket, Created, OuterState, Tail, Vector};
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
 use crate::outer::{Fragments, norm};
-use crate::policy::{self, Codec, Contribution, Policy, Role, Round, Runtime, admit};
+use crate::policy::{self, Codec, Contribution, Pace, Policy, Role, Round, Runtime, admit};
 use crate::spec::Spec;
 use crate::syncer::{RoundInput, merge_round};
 use std::sync::Arc;
@@ -72,7 +72,9 @@ pub fn try_on(role: Role, policy: &Policy, config: &str, spec: &Spec, fragments:
             .map(|_| ())
             .map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e)),
         Role::Merge => try_merge(policy, config, spec, fragments),
-        Role::Pace => Ok(()),
+        Role::Pace => Pace::open(policy, config.as_bytes())
+            .map(|_| ())
+            .map_err(|e| Error::invalid("pace: the policy does not accept its configuration").because(e)),
     }
 }
 
@@ -113,9 +115,6 @@ pub async fn require_fit(
     policy: &PolicyUse,
 ) -> Result<()> {
     let PolicyUse { name, hash, config } = policy;
-    if role == Role::Pace {
-        return Err(Error::invalid("role: expected codec or merge, found pace: a run has no policy of that role"));
-    }
     let wasm = bucket.policies().component(hash).await?;
     let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
     require_admission(name, &loaded, role, config)?;

@@ -30,6 +30,8 @@ pub struct Spec {
     pub codec: PolicySpec,
     /// How offers are merged.
     pub merge: PolicySpec,
+    /// When rounds are closed.
+    pub pace: PolicySpec,
     /// How new versions reach the islands: a codec; none: in f32.
     pub down: PolicySpec,
     /// What is kept, and for how long.
@@ -104,8 +106,6 @@ pub struct OuterSpec {
     pub overlap_steps: usize,
     /// Offers without which a round is not closed (K).
     pub quorum: usize,
-    /// γ: share of the slack that the grace window may use.
-    pub grace_ratio: f32,
     /// An offer whose base is more versions old than this is late.
     pub staleness_max: u64,
 }
@@ -146,6 +146,7 @@ impl Default for Spec {
             codec: PolicySpec { policy: "bf16".into(), ..PolicySpec::default() },
             merge: PolicySpec { policy: "rda".into(), ..PolicySpec::default() },
             down: PolicySpec::default(),
+            pace: PolicySpec { policy: "adaptive-grace".into(), ..PolicySpec::default() },
             keep: KeepSpec::default(),
         }
     }
@@ -192,7 +193,7 @@ impl Default for TrainSpec {
 
 impl Default for OuterSpec {
     fn default() -> OuterSpec {
-        OuterSpec { fragments: 24, sync_steps: 24, overlap_steps: 2, quorum: 1, grace_ratio: 0.9, staleness_max: 4 }
+        OuterSpec { fragments: 24, sync_steps: 24, overlap_steps: 2, quorum: 1, staleness_max: 4 }
     }
 }
 
@@ -288,7 +289,6 @@ impl Spec {
             ("train.beta2", self.train.beta2, 0.0, 0.99999),
             ("train.eps", self.train.eps, 0.0, 1.0),
             ("train.clip_norm", self.train.clip_norm, 0.0, 1e6),
-            ("outer.grace_ratio", self.outer.grace_ratio, 0.0, 1.0),
         ] {
             want((low..=high).contains(&value), format!("{name}: expected {low} to {high}, found {value}"));
         }
@@ -304,7 +304,7 @@ impl Spec {
         ] {
             want((low..=high).contains(&value), format!("{name}: expected {low} to {high}, found {value}"));
         }
-        for (role, policy) in [("codec", &self.codec), ("merge", &self.merge)] {
+        for (role, policy) in [("codec", &self.codec), ("merge", &self.merge), ("pace", &self.pace)] {
             want(
                 !policy.policy.is_empty(),
                 format!(

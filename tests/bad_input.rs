@@ -72,7 +72,7 @@ fn assert_run_and_submit_refuse(workshop: &Workshop, expected: &[&str]) {
 #[test]
 fn a_misspelt_field_is_named_with_the_fields_that_there_are() {
     let workshop = workshop("ilands = 2", SMALL);
-    let fields = "codec, data, down, islands, keep, merge, model, outer, run, seed, tokens, train";
+    let fields = "codec, data, down, islands, keep, merge, model, outer, pace, run, seed, tokens, train";
     assert_run_and_submit_refuse(&workshop, &["spec.toml", "1 problem", "ilands: unknown field", fields]);
 }
 

@@ -46,7 +46,8 @@ async fn world(spec: Spec, tensors: usize, islands: usize) -> Result<World> {
 async fn world_of(mut spec: Spec, layout: Layout, islands: usize) -> Result<World> {
     spec.islands = islands.max(1);
     let runtime = Runtime::new(Limits::default(), None).expect("the policy runtime starts");
-    let (codec, merge) = (runtime.bundled("bf16").unwrap(), runtime.bundled(&spec.merge.policy).unwrap());
+    let [codec, merge, pace] =
+        ["bf16", &spec.merge.policy, &spec.pace.policy].map(|name| runtime.bundled(name).unwrap());
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
     let used = |policy: &tombolo::policy::Policy, config: Vec<u8>| PolicyUse {
         name: "bundled".into(),
@@ -61,13 +62,15 @@ async fn world_of(mut spec: Spec, layout: Layout, islands: usize) -> Result<Worl
         fragments: fragments.count(),
         codec: used(&codec, Vec::new()),
         merge: used(&merge, spec.merge.config_json()),
+        pace: used(&pace, spec.pace.config_json()),
         spec,
         down: None,
         chaos: false,
     };
     let bucket = Bucket::new(slow_store(Duration::from_millis(1)), &record.spec.run);
     bucket.start(&fragments, &vec![0.0; layout.elements()], 1, "test").await?;
-    Ok(World { bucket, record, layout, fragments, codec, merge, others: Vec::new(), steps: vec![STEP; islands] })
+    let (others, steps) = (Vec::new(), vec![STEP; islands]);
+    Ok(World { bucket, record, layout, fragments, codec, merge, pace, others, steps })
 }
 
 fn spec(fragments: usize, merge: &str, config: &str) -> Spec {

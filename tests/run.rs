@@ -304,7 +304,7 @@ fn a_whole_run_on_azure_blob_storage_trains_as_on_a_local_directory() {
 }
 
 #[test]
-fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_and_a_bad_one_is_refused() {
+fn a_run_is_switched_to_another_merge_policy_codec_and_pace_by_hand_while_it_goes_on_and_a_bad_one_is_refused() {
     let workshop = Workshop::new("run = \"small\"\ntokens = 1_000_000_000", MEDIUM);
     let mut running = workshop.start("run spec.toml --bucket file:bucket --out out");
     running.until("some rounds", |_| (workshop.log_entries() > 20).then_some(()));
@@ -313,7 +313,7 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
         assert!(ended.error(2).contains(why), "{arguments}: {}", ended.stderr);
     };
     refused("--role merge --policy int8", "has no role merge");
-    refused("--role pace --policy adaptive-grace", "a run has no policy of that role");
+    refused("--role pace --policy adaptive-grace --config {\"gamma\":2}", "gamma");
     refused("--role merge --policy nobody.wasm", "nobody.wasm");
     refused("--role merge --policy median --config 7", "expected a JSON object");
     refused("--role merge --policy median --config {\"eta\":-1}", "eta");
@@ -327,6 +327,7 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
         workshop.run_well("policy activate file:bucket --role merge --policy median --config {\"eta\":0.5}").stdout;
     assert!(said.contains("merge policy median"), "{said}");
     workshop.run_well("policy activate file:bucket --role codec --policy int8");
+    workshop.run_well("policy activate file:bucket --role pace --policy wait-all");
     let switched = |entries: &[Entry]| {
         let rounds = entries.iter().filter_map(|entry| match &entry.body {
             Body::Activate(switch) => Some(switch.from_round),
@@ -334,7 +335,7 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
         });
         rounds.max()
     };
-    running.until("rounds after both", |_| {
+    running.until("rounds after all three", |_| {
         let tape = tape(&workshop.bucket());
         let from = switched(tape.entries())?;
         tape.commits().last().is_some_and(|commit| commit.round > from + 8).then_some(())
@@ -343,13 +344,15 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
     assert!(shadow.contains("5 rounds, 0 to the same bytes, 0 failed"), "{shadow}");
     let status = workshop.run_well("status file:bucket").stdout;
     assert!(status.contains("merge: median") && status.contains("{\"eta\":0.5} since round"), "{status}");
-    assert!(status.contains("codec: int8"), "{status}");
+    assert!(status.contains("codec: int8") && status.contains("pace: wait-all"), "{status}");
     signal(running.pid(), "INT");
     running.end().well();
     let tape = tape(&workshop.bucket());
     tape.assert_is_a_ledger();
     let policies: BTreeSet<&str> = tape.commits().map(|commit| commit.merge.as_str()).collect();
     assert_eq!(policies.len(), 2, "some rounds by each");
+    let by = |pace: &str| tape.commits().filter(|commit| commit.reason.starts_with(pace)).count();
+    assert!(by("adaptive-grace closed it") > 0 && by("wait-all closed it") > 0, "and closed by each");
     assert_eq!(tape.fates().refused, 0);
     let verified = workshop.run_well("verify file:bucket").stdout;
     assert!(verified.contains(" 0 void;") && verified.contains(" 0 wrong,"), "{verified}");
@@ -362,6 +365,7 @@ fn a_run_is_switched_to_another_merge_policy_and_codec_by_hand_while_it_goes_on_
     assert!(replay("mean").contains("4 rounds, 0 to the same bytes, 0 failed"));
     let ledger = workshop.run_well("ledger file:bucket").stdout;
     assert!(ledger.contains("merge policy median") && ledger.contains("codec policy int8"), "{ledger}");
+    assert!(ledger.contains("pace policy wait-all"), "{ledger}");
 }
 
 /// Bytes that a mean round of a run moves on `server`, with `codec` both ways: its offers on their way up, and the versions that its islands read on their way down.

@@ -59,7 +59,8 @@ impl Request {
         let role = match role.as_str() {
             Some("codec") => Role::Codec,
             Some("merge") => Role::Merge,
-            _ => return Err(wrong("body.role", "codec or merge", &text(&role))),
+            Some("pace") => Role::Pace,
+            _ => return Err(wrong("body.role", "codec, merge or pace", &text(&role))),
         };
         let policy = take("policy");
         let hash = policy.as_str().and_then(|text| text.parse().ok());
@@ -187,19 +188,19 @@ mod tests {
         };
         assert_eq!(request, expected);
         for next in [
-            json!({ "role": "codec", "policy": hash }),
-            json!({ "role": "codec", "policy": hash, "from_round": "next", "config": {} }),
+            json!({ "role": "pace", "policy": hash }),
+            json!({ "role": "pace", "policy": hash, "from_round": "next", "config": {} }),
         ] {
             let request = Request::parse(next.to_string().as_bytes()).unwrap();
-            assert_eq!((request.config.as_str(), request.from_round, request.role), ("", None, Role::Codec));
+            assert_eq!((request.config.as_str(), request.from_round, request.role), ("", None, Role::Pace));
         }
         let wrong = |name: &str, value: Value| {
             let mut body = whole.clone();
             body[name] = value;
             Request::parse(body.to_string().as_bytes()).unwrap_err()
         };
-        let role = |found| Problem::field("body.role", "codec or merge", found);
-        assert_eq!(wrong("role", json!("pace")), role("pace"));
+        let role = |found| Problem::field("body.role", "codec, merge or pace", found);
+        assert_eq!(wrong("role", json!("judge")), role("judge"));
         assert_eq!(wrong("role", json!(null)), role("null"));
         assert_eq!(wrong("policy", json!(5)).named(), Some("body.policy"));
         assert_eq!(wrong("policy", json!("../run")).named(), Some("body.policy"));

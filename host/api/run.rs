@@ -126,7 +126,11 @@ fn standing(run: &str, record: &RunRecord, kept: &Kept, islands: &[(String, Card
         "void_entries": ledger.void.len(),
         "term": ledger.term,
         "acting": ledger.acting,
-        "policies": { "codec": filled(ledger, Role::Codec), "merge": filled(ledger, Role::Merge) },
+        "policies": {
+            "codec": filled(ledger, Role::Codec),
+            "merge": filled(ledger, Role::Merge),
+            "pace": filled(ledger, Role::Pace),
+        },
         "rounds": { "next": ledger.next_round, "committed": ledger.rounds_committed(), "skipped": ledger.rounds_skipped() },
         "tokens": { "merged": ledger.tokens(), "budget": record.spec.tokens },
         "offers": ledger.fates,
@@ -141,7 +145,8 @@ fn standing(run: &str, record: &RunRecord, kept: &Kept, islands: &[(String, Card
 fn filled(ledger: &Ledger, role: Role) -> Value {
     let told = |(since, chosen): (u64, &Chosen)| {
         let PolicyUse { name, hash, config } = &chosen.policy;
-        json!({ "policy": hash, "name": name, "config": config, "from_round": since, "gave_up": chosen.failed })
+        let gave_up = chosen.failed.as_ref().map(|failed| &failed.why);
+        json!({ "policy": hash, "name": name, "config": config, "from_round": since, "gave_up": gave_up })
     };
     let ahead: Vec<Value> = ledger.active.ahead(role, ledger.next_round).map(told).collect();
     json!({ "active": told(ledger.active.since(role, ledger.next_round)), "ahead": ahead })

@@ -30,41 +30,38 @@ pub struct Chosen {
 pub struct Active {
     codec: BTreeMap<u64, Chosen>,
     merge: BTreeMap<u64, Chosen>,
+    pace: BTreeMap<u64, Chosen>,
 }
 
 impl Active {
     /// What a run begins with.
-    pub fn new(codec: &PolicyUse, merge: &PolicyUse) -> Active {
+    pub fn new(codec: &PolicyUse, merge: &PolicyUse, pace: &PolicyUse) -> Active {
         let first = |policy: &PolicyUse| [(0, Chosen { policy: policy.clone(), failed: None })].into();
-        Active { codec: first(codec), merge: first(merge) }
+        Active { codec: first(codec), merge: first(merge), pace: first(pace) }
     }
 
     /// Whether this can be what a log comes to: every role is filled at round `next`.
     pub(super) fn is_whole(&self, next: u64) -> bool {
-        [&self.codec, &self.merge].iter().all(|role| role.keys().next().is_some_and(|&first| first <= next))
-    }
-
-    /// Whether a run has policies of this role that can be switched.
-    pub fn has(&self, role: Role) -> bool {
-        self.role(role).is_some()
-    }
-
-    fn role(&self, role: Role) -> Option<&BTreeMap<u64, Chosen>> {
-        match role {
-            Role::Codec => Some(&self.codec),
-            Role::Merge => Some(&self.merge),
-            Role::Pace => None,
-        }
+        Role::ALL.iter().all(|role| self.filled(*role).keys().next().is_some_and(|&first| first <= next))
     }
 
     fn filled(&self, role: Role) -> &BTreeMap<u64, Chosen> {
-        self.role(role).expect("a role that a run has policies of")
+        match role {
+            Role::Codec => &self.codec,
+            Role::Merge => &self.merge,
+            Role::Pace => &self.pace,
+        }
+    }
+
+    fn filled_mut(&mut self, role: Role) -> &mut BTreeMap<u64, Chosen> {
+        match role {
+            Role::Codec => &mut self.codec,
+            Role::Merge => &mut self.merge,
+            Role::Pace => &mut self.pace,
+        }
     }
 
     /// Who fills `role` in `round`, and since which round.
-    ///
-    /// # Panics
-    /// The run has no policies of this role.
     pub fn since(&self, role: Role, round: u64) -> (u64, &Chosen) {
         let filled = self.filled(role);
         // Of rounds before all that is remembered, the first that is.
@@ -73,9 +70,6 @@ impl Active {
     }
 
     /// The policy that fills `role` in `round`.
-    ///
-    /// # Panics
-    /// The run has no policies of this role.
     pub fn at(&self, role: Role, round: u64) -> &PolicyUse {
         &self.since(role, round).1.policy
     }
@@ -118,18 +112,14 @@ impl Active {
 
     /// Takes in a valid switch.
     pub(super) fn take(&mut self, activate: &Activate) {
-        let role = match activate.role {
-            Role::Codec => &mut self.codec,
-            Role::Merge => &mut self.merge,
-            Role::Pace => unreachable!("a switch was checked before it is taken in"),
-        };
         let chosen = Chosen { policy: activate.policy.clone(), failed: activate.failed.clone() };
-        role.insert(activate.from_round, chosen);
+        self.filled_mut(activate.role).insert(activate.from_round, chosen);
     }
 
     /// Forgets what no round from `oldest` on needs, but the last [`HISTORY_MAX`].
     pub(super) fn forget(&mut self, oldest: u64) {
-        for role in [&mut self.codec, &mut self.merge] {
+        for role in Role::ALL {
+            let role = self.filled_mut(role);
             while role.range(..=oldest).count() > HISTORY_MAX {
                 role.pop_first();
             }
@@ -157,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_switch_counts_from_its_round_on_and_a_later_one_for_the_same_round_replaces_it() {
-        let mut active = Active::new(&policy("c"), &policy("a"));
+        let mut active = Active::new(&policy("c"), &policy("a"), &policy("p"));
         switch(&mut active, "x", 10, false);
         switch(&mut active, "b", 10, false);
         assert_eq!(active.at(Role::Merge, 9).name, "a");
@@ -165,11 +155,12 @@ mod tests {
         assert_eq!(active.ahead(Role::Merge, 9).map(|(round, _)| round).collect::<Vec<_>>(), [10]);
         assert!(active.keeps_state(8, 9) && !active.keeps_state(9, 10));
         assert_eq!(active.at(Role::Codec, 11).name, "c", "one role's switch is no other's");
+        assert_eq!(active.at(Role::Pace, 11).name, "p", "one role's switch is no other's");
     }
 
     #[test]
     fn what_was_given_up_is_never_tried_again_by_itself() {
-        let mut active = Active::new(&policy("c"), &policy("a"));
+        let mut active = Active::new(&policy("c"), &policy("a"), &policy("p"));
         switch(&mut active, "b", 10, false);
         switch(&mut active, "d", 20, false);
         assert_eq!(names(&active, 25), "dba");
@@ -182,7 +173,7 @@ mod tests {
         assert_eq!(names(&active, 40), "ba", "an operator may try again");
 
         // Given up at the very round from which on it was to count, so that nothing of it is left in between.
-        let mut active = Active::new(&policy("c"), &policy("a"));
+        let mut active = Active::new(&policy("c"), &policy("a"), &policy("p"));
         switch(&mut active, "b", 10, false);
         switch(&mut active, "a", 10, true);
         assert_eq!(names(&active, 10), "a");
@@ -192,7 +183,7 @@ mod tests {
 
     #[test]
     fn history_is_bounded_and_what_recent_rounds_need_stays() {
-        let mut active = Active::new(&policy("c"), &policy("a"));
+        let mut active = Active::new(&policy("c"), &policy("a"), &policy("p"));
         for n in 1..100 {
             switch(&mut active, if n % 2 == 0 { "a" } else { "b" }, n, false);
             active.forget(n.saturating_sub(10));

@@ -47,6 +47,8 @@ pub struct RunRecord {
     pub codec: PolicyUse,
     /// The merge policy, until an `activate` entry says otherwise.
     pub merge: PolicyUse,
+    /// The pace policy, until an `activate` entry says otherwise.
+    pub pace: PolicyUse,
     /// The codec of the way down; none where islands read versions in f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down: Option<PolicyUse>,
@@ -80,6 +82,7 @@ impl RunRecord {
             r.spec.codec.policy = String::new();
             r.spec.merge.policy = String::new();
             r.spec.down.policy = String::new();
+            r.spec.pace.policy = String::new();
             serde_json::to_value(r).expect("a record serialises")
         };
         let mut out = Vec::new();
@@ -437,7 +440,8 @@ mod tests {
             corpus: "c".into(),
             fragments: 1,
             codec: policy.clone(),
-            merge: policy,
+            merge: policy.clone(),
+            pace: policy,
             down: None,
             chaos,
         }

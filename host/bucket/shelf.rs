@@ -17,6 +17,12 @@ pub struct Shelf {
     loaded: Arc<Mutex<BTreeMap<String, Policy>>>,
 }
 
+/// Does work that keeps its thread busy for long; other tasks go on meanwhile where there are threads for it.
+pub fn aside<T>(work: impl FnOnce() -> T) -> T {
+    let threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if threads { tokio::task::block_in_place(work) } else { work() }
+}
+
 impl Shelf {
     /// An empty shelf before `bucket`.
     pub fn new(runtime: &Runtime, bucket: &Bucket) -> Shelf {
@@ -85,13 +91,28 @@ impl Shelf {
             return Err(Error::invalid(format!("{}: is not among those of this run", place())));
         };
         let wasm = bucket.policies().component(&which.hash).await?;
-        // Compiling can take a second; other tasks go on meanwhile where there are threads for it.
-        let threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
-        let load = || runtime.load(&wasm);
-        let loaded = if threads { tokio::task::block_in_place(load) } else { load() };
-        loaded.map_err(|error| {
+        // Compiling can take a second.
+        aside(|| runtime.load(&wasm)).map_err(|error| {
             let failed = matches!(error, policy::Error::Host { .. });
             if failed { Error::unavailable(place()).because(error) } else { Error::invalid(place()).because(error) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot::channel;
+
+    #[test]
+    fn other_tasks_go_on_while_work_keeps_its_thread_busy() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let done = runtime.spawn(async {
+            let (sender, receiver) = channel();
+            tokio::spawn(async move { sender.send(()) });
+            // The only thread, and work that does not end before the other task has run.
+            aside(|| receiver.blocking_recv())
+        });
+        assert_eq!(runtime.block_on(done).unwrap(), Ok(()));
     }
 }

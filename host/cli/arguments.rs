@@ -357,7 +357,7 @@ pub struct PolicyShadowArguments {
 pub struct PolicyActivateArguments {
     #[command(flatten)]
     pub target: Target,
-    /// The role that it is to fill: merge or codec
+    /// The role that it is to fill: merge, codec or pace
     #[arg(long, value_name = "ROLE", value_parser = super::policy::role)]
     pub role: Role,
     /// A bundled policy's name, a component's file, or the hash of one in the bucket

@@ -12,11 +12,12 @@ pub fn command(arguments: &BenchArguments) -> Result<()> {
     let runtime = policy_runtime()?;
     let corpus = open_corpus(&spec, None)?;
     say!(
-        "{} islands, {} steps each, merge {}, codec {}, H {}, P {}; held-out loss in nats per byte",
+        "{} islands, {} steps each, merge {}, codec {}, pace {}, H {}, P {}; held-out loss in nats per byte",
         spec.islands,
         arguments.steps,
         spec.merge.policy,
         spec.codec.policy,
+        spec.pace.policy,
         spec.outer.sync_steps,
         spec.outer.fragments
     );

@@ -65,7 +65,7 @@ async fn show(run: &Run) -> Result<()> {
     for (reason, count) in &fates.reasons {
         say!("    refused {count}: {reason}");
     }
-    for role in [Role::Merge, Role::Codec] {
+    for role in [Role::Merge, Role::Codec, Role::Pace] {
         let (since, chosen) = ledger.active.since(role, ledger.next_round);
         let since = if since == 0 { String::new() } else { format!(" since round {since}") };
         let policy = &chosen.policy;
@@ -84,7 +84,7 @@ async fn show(run: &Run) -> Result<()> {
     say!("  islands merged per round: {}", if breadth.is_empty() { "none yet".into() } else { breadth.join(", ") });
     if let Some(pace) = ledger.pace {
         say!(
-            "  pace: rounds {:.0} ms apart, a step {:.0} ms, H {:.1} (asked {}), {} rounds open at once",
+            "  rounds {:.0} ms apart, a step {:.0} ms, H {:.1} (asked {}), {} rounds open at once",
             pace.spacing_ms,
             pace.step_ms,
             pace.sync_steps,

@@ -66,11 +66,16 @@ impl Draft {
         let fragments = Fragments::partition(&layout, spec.outer.fragments)?;
         let (codec, codec_wasm) = policy_use("codec", &spec.codec, Role::Codec, runtime)?;
         let (merge, merge_wasm) = policy_use("merge", &spec.merge, Role::Merge, runtime)?;
+        let (pace, pace_wasm) = policy_use("pace", &spec.pace, Role::Pace, runtime)?;
         let down = match spec.down.policy.as_str() {
             "" => None,
             _ => Some(policy_use("down", &spec.down, Role::Codec, runtime)?),
         };
-        let mut policies = vec![("codec", Role::Codec, &codec, codec_wasm), ("merge", Role::Merge, &merge, merge_wasm)];
+        let mut policies = vec![
+            ("codec", Role::Codec, &codec, codec_wasm),
+            ("merge", Role::Merge, &merge, merge_wasm),
+            ("pace", Role::Pace, &pace, pace_wasm),
+        ];
         if let Some((down, wasm)) = &down {
             policies.push(("down", Role::Codec, down, wasm.clone()));
         }
@@ -89,6 +94,7 @@ impl Draft {
             fragments: fragments.count(),
             codec,
             merge,
+            pace,
             down: down.map(|(down, _)| down),
             chaos: false,
         };

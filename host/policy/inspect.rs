@@ -25,7 +25,8 @@ pub enum Role {
 }
 
 impl Role {
-    const ALL: [Role; 3] = [Role::Codec, Role::Merge, Role::Pace];
+    /// Every role.
+    pub const ALL: [Role; 3] = [Role::Codec, Role::Merge, Role::Pace];
 
     /// The interface that fills this role.
     pub fn interface(self) -> &'static str {

@@ -29,14 +29,22 @@ const HEALED_BESIDE_DEAF_WITHIN: Duration = Duration::from_secs(300);
 /// Time between two heartbeats.
 const BEAT_EVERY: Duration = Duration::from_millis(500);
 
-/// What an operator switches to.
-const SWITCHES: [(policy::Role, &str); 5] = [
-    (policy::Role::Codec, "f32"),
-    (policy::Role::Codec, "int8"),
-    (policy::Role::Merge, "mean"),
-    (policy::Role::Merge, "rda"),
-    (policy::Role::Merge, "trimmed-mean"),
+/// What an operator switches to: role, bundled policy and its configuration, of which the last one's is an error.
+const SWITCHES: [(policy::Role, &str, &str); 9] = [
+    (policy::Role::Codec, "f32", ""),
+    (policy::Role::Codec, "int8", ""),
+    (policy::Role::Merge, "mean", ""),
+    (policy::Role::Merge, "rda", ""),
+    (policy::Role::Merge, "trimmed-mean", ""),
+    (policy::Role::Pace, "adaptive-grace", ""),
+    (policy::Role::Pace, "fixed", PACES[1].1),
+    (policy::Role::Pace, "wait-all", PACES[2].1),
+    (policy::Role::Pace, "fixed", r#"{"pace":"slow"}"#),
 ];
+
+/// What a run begins with: pace and its configuration. They wait for seconds at most, so that a healed fleet has its rounds in time.
+const PACES: [(&str, &str); 3] =
+    [("adaptive-grace", ""), ("fixed", r#"{"grace_ms":300}"#), ("wait-all", r#"{"wait_ms_max":2000}"#)];
 
 /// What a seed came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,7 +100,7 @@ impl Fleet {
     pub async fn new(seed: u64, spec: Spec, tensors: usize, runtime: &Runtime) -> Result<Fleet> {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let (layout, fragments) = toy::model(tensors, spec.outer.fragments)?;
-        let (record, codec, merge) = toy::record(spec, &fragments, runtime)?;
+        let (record, toy::Policies { codec, merge, pace }) = toy::record(spec, &fragments, runtime)?;
         let bucket = Bucket::new(store.clone(), &record.spec.run);
         bucket.create_run(&record).await?;
         let window = Rules::of(&record.spec, fragments.count()).window();
@@ -100,12 +108,12 @@ impl Fleet {
         let (fragments, steps) = (Arc::new(fragments), Vec::new());
         let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::bug("a bundled policy").because(e));
         let down = record.down.as_ref().map(|down| down.name.as_str());
-        let others = SWITCHES.iter().map(|(_, name)| *name).chain(down).map(bundled).collect::<Result<_>>()?;
+        let others = SWITCHES.iter().map(|(_, name, _)| *name).chain(down).map(bundled).collect::<Result<_>>()?;
         Ok(Fleet {
             store,
             trap: Arc::default(),
             seen: Seen::default(),
-            world: World { bucket, record, layout, fragments, codec, merge, others, steps },
+            world: World { bucket, record, layout, fragments, codec, merge, pace, others, steps },
             failures: Arc::default(),
             random: StdRng::seed_from_u64(seed),
             lives: 0,
@@ -145,10 +153,10 @@ impl Fleet {
     /// Switches a policy, at once or some rounds ahead, or to one that nobody has. A round that has come too near meanwhile is no error.
     async fn switch(&self, random: &mut StdRng) {
         let which = random.random_range(0..SWITCHES.len());
-        let (role, name) = SWITCHES[which];
+        let (role, name, config) = SWITCHES[which];
         let known = random.random_bool(0.8);
         let hash = if known { self.world.others[which].hash().to_string() } else { "0".repeat(64) };
-        let used = PolicyUse { name: name.into(), hash, config: String::new() };
+        let used = PolicyUse { name: name.into(), hash, config: config.into() };
         let ahead = random.random_range(0..8);
         let next = self.ledger().await.map_or(0, |ledger| ledger.open_rounds().end);
         let from = (ahead > 0).then_some(next + ahead);
@@ -220,6 +228,9 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
         spec.codec.policy = ["bf16", "int8"][random.random_range(0..2)].into();
         spec.merge.policy = ["mean", "rda"][random.random_range(0..2)].into();
         spec.down.policy = ["", "int4", "bf16"][(seed % 3) as usize].into();
+        let (pace, config) = PACES[random.random_range(0..PACES.len())];
+        spec.pace.policy = pace.into();
+        spec.pace.config = serde_json::from_str(if config.is_empty() { "{}" } else { config }).expect("an object");
         let calm = Faults { latency_ms: (1, random.random_range(2..=30)), ..Faults::default() };
         let storm = Faults {
             before: random.random_range(0.0..0.15),

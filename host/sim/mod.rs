@@ -62,6 +62,8 @@ pub struct World {
     pub codec: Policy,
     /// Merge policy.
     pub merge: Policy,
+    /// Pace.
+    pub pace: Policy,
     /// Policies that it may be switched to.
     pub others: Vec<Policy>,
     /// Virtual time of an inner step, per island that [`World::run`] starts.
@@ -118,7 +120,7 @@ impl World {
 
     /// Its policies.
     pub fn shelf(&self) -> Shelf {
-        Shelf::holding([&self.codec, &self.merge].into_iter().chain(&self.others).cloned())
+        Shelf::holding([&self.codec, &self.merge, &self.pace].into_iter().chain(&self.others).cloned())
     }
 
     /// A syncer's desk.

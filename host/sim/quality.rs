@@ -75,7 +75,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
     let initial = Model::init(&config, spec.seed)?;
     let policy = |name: &str| runtime.bundled(name).map_err(|e| Error::invalid(format!("policy {name}")).because(e));
-    let (codec, merge) = (policy(&spec.codec.policy)?, policy(&spec.merge.policy)?);
+    let (codec, merge, pace) = (policy(&spec.codec.policy)?, policy(&spec.merge.policy)?, policy(&spec.pace.policy)?);
     let down = match spec.down.policy.as_str() {
         "" => None,
         name => Some(policy(name)?),
@@ -95,6 +95,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         codec: used(&codec, &spec.codec),
         merge: used(&merge, &spec.merge),
         down: down.as_ref().map(|down| used(down, &spec.down)),
+        pace: used(&pace, &spec.pace),
         chaos: false,
     };
     let world = World {
@@ -104,6 +105,7 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         fragments: fragments.clone(),
         codec,
         merge,
+        pace,
         others: down.into_iter().collect(),
         steps: vec![STEP; spec.islands],
     };

@@ -29,13 +29,27 @@ pub fn model(tensors: usize, fragments: usize) -> Result<(Layout, Fragments)> {
     Ok((layout, fragments))
 }
 
+/// The policies that a run begins with.
+pub struct Policies {
+    /// Codec of offers.
+    pub codec: Policy,
+    /// Merge policy.
+    pub merge: Policy,
+    /// Pace.
+    pub pace: Policy,
+}
+
 /// The record of a run of `spec` with bundled policies.
 ///
 /// # Errors
 /// A policy that is not bundled.
-pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(RunRecord, Policy, Policy)> {
+pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(RunRecord, Policies)> {
     let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::invalid(format!("policy {name}")).because(e));
-    let (codec, merge) = (bundled(&spec.codec.policy)?, bundled(&spec.merge.policy)?);
+    let policies = Policies {
+        codec: bundled(&spec.codec.policy)?,
+        merge: bundled(&spec.merge.policy)?,
+        pace: bundled(&spec.pace.policy)?,
+    };
     let used = |policy: &Policy, spec: &crate::spec::PolicySpec| PolicyUse {
         name: spec.policy.clone(),
         hash: policy.hash().to_string(),
@@ -51,13 +65,14 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         layout: fragments.fingerprint().to_string(),
         corpus: String::new(),
         fragments: fragments.count(),
-        codec: used(&codec, &spec.codec),
-        merge: used(&merge, &spec.merge),
+        codec: used(&policies.codec, &spec.codec),
+        merge: used(&policies.merge, &spec.merge),
+        pace: used(&policies.pace, &spec.pace),
         down,
         spec,
         chaos: false,
     };
-    Ok((record, codec, merge))
+    Ok((record, policies))
 }
 
 /// How often each window of data was trained on: by block and window.

@@ -1,32 +1,39 @@
 //! When a round is closed, and with which offers. Pure: offers, heartbeats and the time come in, a decision with its reason goes out.
 //!
-//! A round may be closed once K offers are in (quorum). It is closed when every island that keeps up has offered, or when the grace window is
-//! over (Decoupled DiLoCo, method.md section 3: slack = τ·ξ_step − (ξ_quorum + ξ_sync), grace ≤ γ·slack), and not before the rounds are
-//! H·ξ_step/P apart. With a store in between a round trip can be longer than τ steps, and the paper's grace is then nothing: near-equal islands
-//! would be merged one at a time. **Breadth before freshness**: the window is at least as long as the islands that keep up have needed lately,
-//! up to [`GRACE_STEPS_MAX`] steps; rounds are then further apart, and nobody waits for it but the round itself.
+//! A round may be closed once K offers are in (quorum) and it is H·ξ_step/P after the one before; the very first one waits a little for islands that are still
+//! starting. From then on the **pace policy** is asked (`wit/policy.wit`), with all that is known here: its answer stands until its time is over or until
+//! there is something new to know. It decides between breadth and freshness; nobody waits for it but the round. Whatever it says, the round is closed once it
+//! could have been for [`OPEN_MAX`], or [`OPEN_STEPS_MAX`] inner steps where those are longer.
 //!
 //! An offer that is turned down (refused, or from too old a base) never counts towards the quorum, but its island has answered: it cannot offer
 //! for that round again, and is not waited for. Where a round has too few offers for its quorum and such answers are all that is still to be had
-//! within the window, it is **skipped**: closed without a merge, so that every island learns what became of its offer and offers for the
+//! within [`SKIP_STEPS`] inner steps, it is **skipped**: closed without a merge, so that every island learns what became of its offer and offers for the
 //! fragment's next round.
 //!
-//! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; one that does not is not waited for,
-//! but merged whenever its offer is there in time.
+//! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; no round is kept from being skipped for one that does not, and
+//! a pace is told, but it is merged whenever its offer is there in time.
 
 use super::offer::{Facts, Verdict};
-use crate::bucket::record::{Fate, OfferRecord, Pace};
+use crate::bucket::record::{Fate, OfferRecord, Pace, PolicyUse};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
+use crate::policy::{self, Lag, Role, View};
 use crate::spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rounds in a row without an offer after which an island is no longer waited for.
+/// Rounds in a row without an offer after which an island no longer keeps up.
 const MISSES_MAX: u32 = 3;
-/// The longest grace window, in inner steps.
-const GRACE_STEPS_MAX: f64 = 8.0;
-/// The grace window while nobody has said yet how long a step takes, and that of the very first round, for which islands are still starting.
-const GRACE_UNKNOWN: Duration = Duration::from_secs(3);
+/// How long a round that may be closed stays open at most, whatever the pace policy says: the longer of the two.
+const OPEN_MAX: Duration = Duration::from_secs(600);
+const OPEN_STEPS_MAX: f64 = 16.0;
+/// Inner steps that a round without a quorum stays open after its first answer.
+const SKIP_STEPS: f64 = 8.0;
+/// The same while nobody has said yet how long a step takes; also how long the very first round is kept open for islands that are still starting.
+const STARTING: Duration = Duration::from_secs(3);
+/// The shortest time after which a pace policy is asked again.
+const ASK_EVERY: Duration = Duration::from_millis(1);
+/// Names that one reason lists at most.
+const NAMES_MAX: usize = 8;
 /// Fates of other rounds' offers that one commit carries at most.
 const RECORDS_MAX: usize = 256;
 /// The longest inner step that is believed.
@@ -34,36 +41,6 @@ const STEP_MS_MAX: f64 = 3_600_000.0;
 /// A heartbeat that has not moved for this long, and for this many beats, is a dead island's.
 const DEAD_AFTER: Duration = Duration::from_secs(6);
 const DEAD_BEATS: u32 = 12;
-
-/// How long an acting syncer may get nothing done that it owes, before it leaves its role to another. Longer than any one fetch, put, or chunk
-/// of a merge should take: whoever comes next would be no faster.
-const NEGLECTED_AFTER: Duration = Duration::from_secs(120);
-/// The longest time between two looks at a silent island's card.
-const LOOK_MAX: Duration = Duration::from_secs(60);
-
-/// How long after one look at an island's card the next is due, if it has been silent for so long: at once while it beats, ever more rarely
-/// later, so that islands that are gone for good cost next to nothing.
-pub fn next_look(silent: Duration) -> Duration {
-    (silent / 8).min(LOOK_MAX)
-}
-
-/// Whether an acting syncer deserves its role. One that can beat but not, say, read offers would otherwise keep it for ever.
-#[derive(Debug, Clone, Default)]
-pub struct Duty {
-    moved: u64,
-    since: Option<Instant>,
-}
-
-impl Duty {
-    /// Looks again: whether a round could be closed if it were not for this syncer's own work, and a count that grows with everything that it gets
-    /// done. False once nothing has got done for [`NEGLECTED_AFTER`] although it was owed.
-    pub fn is_done(&mut self, owes: bool, moved: u64, now: Instant) -> bool {
-        if !owes || moved != self.moved || self.since.is_none() {
-            (self.moved, self.since) = (moved, owes.then_some(now));
-        }
-        self.since.is_none_or(|since| now - since < NEGLECTED_AFTER)
-    }
-}
 
 /// The outer loop's numbers that the syncer needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -76,8 +53,6 @@ pub struct Rules {
     pub overlap_steps: u64,
     /// K.
     pub quorum: usize,
-    /// γ.
-    pub grace_ratio: f64,
     /// Islands that the run was made for; the very first round waits a little for that many.
     pub islands: usize,
 }
@@ -91,7 +66,6 @@ impl Rules {
             sync_steps: outer.sync_steps as u64,
             overlap_steps: outer.overlap_steps as u64,
             quorum: outer.quorum,
-            grace_ratio: f64::from(outer.grace_ratio),
             islands: spec.islands,
         }
     }
@@ -103,16 +77,47 @@ impl Rules {
 }
 
 /// What to do now.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// Nothing to do until something new comes in.
     Idle,
     /// Look again after this long at the latest.
     Wait(Duration),
+    /// Ask the pace policy, and take its answer in ([`Machine::answer`]).
+    Ask(Box<Question>),
     /// Close the next round with the offers that are in, for this reason.
     Close(String),
     /// Close the next round without a merge, for this reason.
     Skip(String),
+}
+
+/// What a pace policy is asked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    /// Which policy, with its configuration.
+    pub pace: PolicyUse,
+    /// What it is told.
+    pub view: View,
+}
+
+impl Question {
+    /// Whether this is asked for no other reason than that time has passed.
+    fn tells_nothing_new(&self, before: &Question) -> bool {
+        let (view, then) = (&self.view, &before.view);
+        self.pace == before.pace
+            && view.round == then.round
+            && view.offers == then.offers
+            && view.islands == then.islands
+            && (view.step_ms > 0.0) == (then.step_ms > 0.0)
+    }
+}
+
+/// What a pace policy answered, and when it is to be asked again if there is nothing new to know.
+#[derive(Debug, Clone)]
+struct Answer {
+    question: Question,
+    decision: policy::Decision,
+    until: Instant,
 }
 
 #[derive(Debug, Clone)]
@@ -143,6 +148,18 @@ pub struct Machine {
     spacing_ms: f64,
     due_at: Option<Instant>,
     committed_at: Option<Instant>,
+    /// What the pace policy said last.
+    answer: Option<Answer>,
+}
+
+/// With or without whom a round is ended, in words.
+fn with(all: &str, missing: &[&str]) -> String {
+    let listed = missing.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
+    match missing.len() {
+        0 => format!("with {all}"),
+        more if more > NAMES_MAX => format!("without {listed} and {} others", more - NAMES_MAX),
+        _ => format!("without {listed}"),
+    }
 }
 
 fn average(old: f64, new: f64) -> f64 {
@@ -164,6 +181,7 @@ impl Machine {
             spacing_ms: 0.0,
             due_at: None,
             committed_at: None,
+            answer: None,
         }
     }
 
@@ -233,7 +251,7 @@ impl Machine {
         self.islands.iter().filter(move |(_, i)| i.training && now - i.moved_at < self.dead_after)
     }
 
-    /// Names of the islands that are waited for.
+    /// Names of the islands that keep up.
     pub fn expected(&self, now: Instant) -> Vec<&str> {
         self.live(now).filter(|(_, i)| i.misses < MISSES_MAX).map(|(name, _)| name.as_str()).collect()
     }
@@ -245,21 +263,10 @@ impl Machine {
         steps.get(steps.len() / 2).copied().unwrap_or(0.0)
     }
 
-    /// How long a round stays open after its quorum.
-    fn grace(&self, now: Instant) -> Duration {
-        let step = self.step_ms(now);
-        if step == 0.0 {
-            return GRACE_UNKNOWN;
-        }
-        let slack = self.rules.overlap_steps as f64 * step - (self.quorum_ms + self.sync_ms);
-        let paper = (self.rules.grace_ratio * slack).clamp(0.0, step);
-        let needed = self
-            .live(now)
-            .filter(|(_, i)| i.misses < MISSES_MAX)
-            .map(|(_, i)| i.lag.map_or(GRACE_STEPS_MAX * step, |(mean, deviation)| mean + 6.0 * deviation + 0.5 * step))
-            .fold(0.0, f64::max);
-        let ms = paper.max(needed.min(GRACE_STEPS_MAX * step));
-        Duration::from_secs_f64(ms.max(1.0) / 1000.0)
+    /// So many inner steps; `unknown` while nobody has said how long one takes.
+    fn steps(&self, count: f64, unknown: Duration, now: Instant) -> Duration {
+        let step_ms = self.step_ms(now);
+        if step_ms == 0.0 { unknown } else { Duration::from_secs_f64(count * step_ms / 1000.0) }
     }
 
     /// What to do about the next round.
@@ -267,38 +274,93 @@ impl Machine {
         let round = ledger.next_round;
         let mut seen: Vec<Instant> = self.of_round(round).map(|(_, (_, at))| *at).collect();
         seen.sort();
-        // Where too few may be merged, the window is counted from the first answer that was turned down; without one there is nothing to end.
+        // Where too few may be merged, the time is counted from the first answer that was turned down; without one there is nothing to end.
         let quorum = seen.get(self.rules.quorum - 1).copied();
         let Some(from) = quorum.or_else(|| self.turned_down(round).map(|(_, at)| *at).min()) else {
             return Decision::Idle;
         };
         let wait = |until: Instant| Decision::Wait(until - now);
-        let end = |reason: String| match quorum {
-            Some(_) => Decision::Close(reason),
-            None => Decision::Skip(format!("{} of {} offers may be merged; {reason}", seen.len(), self.rules.quorum)),
-        };
         if let Some(due) = self.due_at
             && now < due
         {
             return wait(due);
         }
         let answers = seen.len() + self.turned_down(round).count();
-        if ledger.rounds_committed() == 0 && answers < self.rules.islands && now - from < GRACE_UNKNOWN {
-            return wait(from + GRACE_UNKNOWN);
+        if ledger.rounds_committed() == 0 && answers < self.rules.islands && now - from < STARTING {
+            return wait(from + STARTING);
         }
-        let expected = self.expected(now);
-        // A skip has no hurry: where nobody is known who could have answered, its round stays open for the whole window.
-        let known = quorum.is_some() || !expected.is_empty();
-        let missing: Vec<&str> = expected.into_iter().filter(|name| !self.has_answered(name, round)).collect();
-        if missing.is_empty() && known {
-            return end("every island that keeps up is in".into());
+        match quorum {
+            Some(quorum) => self.paced(ledger, quorum, now),
+            None => {
+                // A skip has no hurry: where nobody is known who could have answered, its round stays open all the time.
+                let expected = self.expected(now);
+                let missing: Vec<&str> =
+                    expected.iter().copied().filter(|name| !self.has_answered(name, round)).collect();
+                let until = from + self.steps(SKIP_STEPS, STARTING, now);
+                if (expected.is_empty() || !missing.is_empty()) && now < until {
+                    return wait(until);
+                }
+                let few = format!("{} of {} offers may be merged", seen.len(), self.rules.quorum);
+                let waited = clock::ms(now - from);
+                Decision::Skip(format!(
+                    "{few} {waited:.0} ms after the first answer, {}",
+                    with("every island that keeps up", &missing)
+                ))
+            }
         }
-        let grace = self.grace(now);
-        if now - from >= grace {
-            let without = if missing.is_empty() { String::new() } else { format!(" without {}", missing.join(", ")) };
-            return end(format!("the grace window of {:.0} ms is over{without}", clock::ms(grace)));
+    }
+
+    /// What to do about the next round, which had its quorum at `quorum` and may be closed: as the pace policy says, within bounds.
+    fn paced(&self, ledger: &Ledger, quorum: Instant, now: Instant) -> Decision {
+        let view = self.view(ledger, quorum, now);
+        let question = Question { pace: ledger.active.at(Role::Pace, ledger.next_round).clone(), view };
+        let missing = question.view.islands.iter().filter(|island| !island.answered);
+        let missing: Vec<&str> = missing.map(|island| island.name.as_str()).collect();
+        let when =
+            || format!("{:.0} ms after quorum, {}", clock::ms(now - quorum), with("every live island", &missing));
+        let last =
+            self.due_at.map_or(quorum, |due| due.max(quorum)) + self.steps(OPEN_STEPS_MAX, OPEN_MAX, now).max(OPEN_MAX);
+        let stands = self.answer.as_ref().filter(|answer| question.tells_nothing_new(&answer.question));
+        match stands {
+            Some(Answer { decision: policy::Decision::Close, .. }) => {
+                Decision::Close(format!("{} closed it {}", question.pace.name, when()))
+            }
+            _ if now >= last => Decision::Close(format!("the syncer closed it over {} {}", question.pace.name, when())),
+            Some(answer) if now < answer.until => Decision::Wait(answer.until.min(last) - now),
+            _ => Decision::Ask(Box::new(question)),
         }
-        wait(from + grace)
+    }
+
+    /// Takes in what the pace policy answered to a question of [`decide`](Machine::decide), which was put to it at `asked_at`.
+    pub fn answer(&mut self, question: Question, decision: policy::Decision, asked_at: Instant) {
+        let until = match decision {
+            policy::Decision::Wait(wait) => asked_at + wait.max(ASK_EVERY),
+            policy::Decision::Close => asked_at,
+        };
+        self.answer = Some(Answer { question, decision, until });
+    }
+
+    /// What a pace policy is told of the next round.
+    fn view(&self, ledger: &Ledger, quorum: Instant, now: Instant) -> View {
+        let round = ledger.next_round;
+        let lag = |(mean, deviation): (f64, f64)| Lag { mean_ms: mean as f32, deviation_ms: deviation as f32 };
+        let island = |(name, island): (&String, &Island)| policy::Island {
+            name: name.clone(),
+            keeps_up: island.misses < MISSES_MAX,
+            answered: self.has_answered(name, round),
+            lag: island.lag.map(lag),
+        };
+        View {
+            round,
+            since_quorum: now - quorum,
+            quorum: self.rules.quorum as u32,
+            offers: self.of_round(round).map(|(_, (facts, _))| facts.contribution(ledger, round)).collect(),
+            islands: self.live(now).map(island).collect(),
+            step_ms: self.step_ms(now) as f32,
+            quorum_ms: self.quorum_ms as f32,
+            sync_ms: self.sync_ms as f32,
+            overlap_steps: self.rules.overlap_steps.try_into().unwrap_or(u32::MAX),
+        }
     }
 
     /// Whether an island has offered for a round, or cannot any more in its present life.
@@ -317,7 +379,7 @@ impl Machine {
     /// listed, with `unfetched` offers that are still to be fetched.
     pub fn owes(&self, ledger: &Ledger, unfetched: usize, now: Instant) -> bool {
         let good = self.of_round(ledger.next_round).count();
-        let decided = matches!(self.decide(ledger, now), Decision::Close(_) | Decision::Skip(_));
+        let decided = matches!(self.decide(ledger, now), Decision::Ask(_) | Decision::Close(_) | Decision::Skip(_));
         decided || (good < self.rules.quorum && good + unfetched >= self.rules.quorum)
     }
 

@@ -1,9 +1,10 @@
 //! The syncer: closes rounds, merges what was offered, commits. A role that any process can take; safety rests on the log alone.
 //!
-//! `machine` decides when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the policy. The I/O is in three
-//! files: `run` is the loop, `role` is about who acts, `round` does what is decided about a round. `verify` recomputes what was committed, `replay` does so under
+//! `machine` decides when the pace policy is asked, when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the merge policy, `duty` says whether
+//! this syncer deserves its role. The I/O is in three files: `run` is the loop, `role` is about who acts, `round` does what is decided about a round. `verify` recomputes what was committed, `replay` does so under
 //! another policy.
 
+mod duty;
 mod machine;
 mod merge;
 mod offer;
@@ -13,7 +14,8 @@ mod round;
 mod run;
 mod verify;
 
-pub use machine::{Decision, Duty, Machine, Rules, next_look};
+pub use duty::{Duty, next_look};
+pub use machine::{Decision, Machine, Question, Rules};
 pub use merge::{RoundInput, RoundOutput, merge_round};
 pub use offer::{Facts, Verdict, check};
 pub use replay::{Replayed, Rounds, TensorStep, replay};

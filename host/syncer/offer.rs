@@ -6,7 +6,7 @@ use crate::bucket::record::{FORMAT, Fate, OfferRecord};
 use crate::bucket::{self, Ledger, MEMORY_BYTES, OfferHeader, OfferId, TOKENS_MAX, Vector};
 use crate::error::{Error, Result};
 use crate::outer::Fragments;
-use crate::policy::{Policy, Tensor};
+use crate::policy::{Contribution, Policy, Tensor};
 use crate::spec::Spec;
 use std::sync::Arc;
 
@@ -41,6 +41,17 @@ impl Facts {
             norm: self.norm,
             weight,
             fate,
+        }
+    }
+
+    /// What a policy is told of it in `round`.
+    pub fn contribution(&self, ledger: &Ledger, round: u64) -> Contribution {
+        Contribution {
+            island: self.id.island.clone(),
+            tokens: self.tokens,
+            steps: self.steps,
+            staleness: ledger.staleness(round, self.base).unwrap_or(0) as u32,
+            norm: self.norm,
         }
     }
 }

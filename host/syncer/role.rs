@@ -1,7 +1,7 @@
 //! The role of the syncer: who acts, who stands by, and the beats by which they know each other. Safety rests on none of this: two that act at
 //! once waste work, and the log decides.
 
-use super::machine::{Duty, next_look};
+use super::duty::{Duty, next_look};
 use super::run::{Cards, Desk, Next, Syncer, lock};
 use crate::bucket::record::{Beat, Body, FORMAT, IslandState};
 use crate::clock::{self, Duration, Instant};

@@ -10,10 +10,10 @@ use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use super::run::{Desk, Syncer, lock};
 use crate::bucket::payload::Stored;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord, PolicyUse, Skip, StepRef, Version};
-use crate::bucket::{Ledger, MEMORY_BYTES, MEMORY_ROUNDS, OfferHeader, OfferId, OuterState, Vector, encoded_bytes_max};
+use crate::bucket::{MEMORY_BYTES, MEMORY_ROUNDS, OfferHeader, OfferId, OuterState, Vector, encoded_bytes_max};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Kind, Result};
-use crate::policy::{Contribution, Policy, Role, Round};
+use crate::policy::{Policy, Role, Round};
 use futures::future::join_all;
 use std::sync::Arc;
 
@@ -131,7 +131,7 @@ impl Syncer {
         self.office.moved();
         let chosen: Vec<Facts> = self.machine.chosen(round).into_iter().cloned().collect();
         let merge_with = |policy: &Policy, active: &PolicyUse, facts: &[Facts]| {
-            let contributions = facts.iter().map(|f| (contribution(f, ledger, round), f.values.clone())).collect();
+            let contributions = facts.iter().map(|f| (f.contribution(ledger, round), f.values.clone())).collect();
             let input = RoundInput {
                 round: Round {
                     index: round,
@@ -340,16 +340,6 @@ pub(super) async fn read_ahead(desk: &Desk, version: Version, known: Option<Ahea
         desk.bucket.fragment_state(&desk.fragments, p, &version)
     );
     Ok(Ahead { version, parameters: parameters?, state: state? })
-}
-
-fn contribution(facts: &Facts, ledger: &Ledger, round: u64) -> Contribution {
-    Contribution {
-        island: facts.id.island.clone(),
-        tokens: facts.tokens,
-        steps: facts.steps,
-        staleness: ledger.staleness(round, facts.base).unwrap_or(0) as u32,
-        norm: facts.norm,
-    }
 }
 
 fn unreadable(id: &OfferId) -> OfferRecord {

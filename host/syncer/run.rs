@@ -1,17 +1,17 @@
 //! The syncer's loop: read the log on, stand by or act, look at the next round. What acting is lies in `role`, what is done with a round in
 //! `round`; what is decided, in `machine`.
 
-use super::machine::{Decision, Machine, Rules};
+use super::machine::{Decision, Machine, Question, Rules};
 use super::role::{Office, beat, watch_islands};
 use super::round::{Ahead, read_ahead};
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, Failed, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Created, Ledger, OfferId, Shelf, Tail};
+use crate::bucket::{Bucket, Created, Ledger, OfferId, Shelf, Tail, aside};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::{Role, Tensor};
+use crate::policy::{self, Pace, Role, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -89,13 +89,13 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Runs a syncer until the run ends or `drain` completes; it stands by while another acts.
 ///
 /// # Errors
-/// Corrupt objects that the log names; no policy of the run can be used; a merge policy that fails. An unavailable bucket is waited for.
+/// Corrupt objects that the log names; no policy of the run can be used; a merge policy or a pace that fails, with none before it. An unavailable bucket is waited for.
 pub async fn run(desk: Desk, drain: impl Future<Output = ()>) -> Result<Ended> {
     let desk = Arc::new(desk);
     let rules = Rules::of(&desk.record.spec, desk.fragments.count());
     let mut tail = Tail::of(&desk.bucket, &desk.record).await?;
     tail.advance(&desk.bucket, usize::MAX).await?;
-    for role in [Role::Codec, Role::Merge] {
+    for role in Role::ALL {
         desk.shelf.require(role, &tail.ledger.active, tail.ledger.next_round).await?;
     }
     let mut syncer = Syncer {
@@ -180,7 +180,7 @@ impl Syncer {
         let switches = |entry: &Entry| matches!(entry.body, Body::Activate(_));
         if entries.iter().flatten().any(switches) {
             let ledger = self.ledger();
-            for role in [Role::Codec, Role::Merge] {
+            for role in Role::ALL {
                 desk.shelf.prepare(role, &ledger.active, ledger.next_round).await;
             }
         }
@@ -240,7 +240,15 @@ impl Syncer {
         self.office.owes(self.machine.owes(&self.tail.ledger, self.unfetched, now));
         self.ahead = Some(ahead?);
         collected?;
-        match self.machine.decide(&self.tail.ledger, now) {
+        let mut decision = self.machine.decide(&self.tail.ledger, now);
+        if let Decision::Ask(question) = decision {
+            if !self.ask(*question, now).await? {
+                return Ok(Next::Again(Duration::ZERO));
+            }
+            decision = self.machine.decide(&self.tail.ledger, clock::now());
+        }
+        let now = clock::now();
+        match decision {
             Decision::Close(reason) => {
                 self.close(reason, now).await?;
                 Ok(Next::Again(Duration::ZERO))
@@ -250,7 +258,37 @@ impl Syncer {
                 Ok(Next::Again(Duration::ZERO))
             }
             Decision::Wait(until) => Ok(Next::Again(until.min(self.poll_every(now)))),
-            Decision::Idle => Ok(Next::Again(self.poll_every(now))),
+            // A policy that takes longer to answer than it wants to wait has its turn again after the next look at the offers.
+            Decision::Idle | Decision::Ask(_) => Ok(Next::Again(self.poll_every(now))),
+        }
+    }
+
+    /// Asks the pace policy. False where it failed and was given up, so that there is another to ask.
+    async fn ask(&mut self, question: Question, asked_at: Instant) -> Result<bool> {
+        let (desk, round) = (self.desk.clone(), question.view.round);
+        let answer = match desk.shelf.get(Role::Pace, &question.pace).await {
+            Ok(pace) => {
+                let pace = Pace::untried(&pace, question.pace.config.as_bytes());
+                aside(|| pace.decide(&question.view)).map_err(|e| match e {
+                    policy::Error::Host { .. } => {
+                        Error::unavailable(format!("round {round}: the pace policy cannot be asked here")).because(e)
+                    }
+                    _ => Error::invalid(format!("round {round}: the pace policy failed")).because(e),
+                })
+            }
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(decision) => {
+                self.office.moved();
+                self.machine.answer(question, decision, asked_at);
+                Ok(true)
+            }
+            Err(error) if error.kind() == Kind::Unavailable => Err(error),
+            Err(error) => {
+                let why = error.chain();
+                if self.give_up(Role::Pace, round, round, why).await? { Ok(false) } else { Err(error) }
+            }
         }
     }
 

@@ -69,6 +69,7 @@ struct Toy {
     fragments: Arc<Fragments>,
     codec: Policy,
     merge: Policy,
+    pace: Policy,
 }
 
 impl Toy {
@@ -84,7 +85,8 @@ impl Toy {
         let layout = Layout { tensors: (0..TENSORS).map(tensor).collect() };
         let fragments = Arc::new(Fragments::partition(&layout, FRAGMENTS as usize).expect("a partition"));
         let runtime = Runtime::new(Limits::default(), None).expect("an engine");
-        let (codec, merge) = (runtime.bundled("bf16").expect("bundled"), runtime.bundled("mean").expect("bundled"));
+        let [codec, merge, pace] =
+            ["bf16", "mean", "adaptive-grace"].map(|name| runtime.bundled(name).expect("bundled"));
         let used = |policy: &Policy| PolicyUse {
             name: "bundled".into(),
             hash: policy.hash().to_string(),
@@ -102,9 +104,10 @@ impl Toy {
             fragments: fragments.count(),
             codec: used(&codec),
             merge: used(&merge),
+            pace: used(&pace),
             spec,
         };
-        Toy { record, layout, fragments, codec, merge }
+        Toy { record, layout, fragments, codec, merge, pace }
     }
 
     async fn bucket(&self, folder: &Path) -> Bucket {
@@ -162,7 +165,7 @@ async fn work(folder: &Path, millions: usize) {
         id: "syncer".into(),
         fragments: toy.fragments.clone(),
         tensors: (0..toy.fragments.count()).map(|p| toy.fragments.policy_tensors(p)).collect(),
-        shelf: Shelf::holding([toy.codec.clone(), toy.merge.clone()]),
+        shelf: Shelf::holding([toy.codec.clone(), toy.merge.clone(), toy.pace.clone()]),
         threads: 2,
         eager: true,
         sink: Sink::Null,

@@ -76,6 +76,7 @@ fn record(seed: u64) -> RunRecord {
         codec: policy("bf16"),
         merge: policy("rda"),
         down: None,
+        pace: policy("adaptive-grace"),
         chaos: false,
     }
 }

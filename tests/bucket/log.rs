@@ -20,7 +20,7 @@ const ENTRIES_EACH: usize = 3;
 pub fn policies() -> Active {
     let policy =
         |name: &str, digit: &str| PolicyUse { name: name.into(), hash: digit.repeat(64), config: String::new() };
-    Active::new(&policy("codec", "c"), &policy("merge", "a"))
+    Active::new(&policy("codec", "c"), &policy("merge", "a"), &policy("pace", "e"))
 }
 
 fn empty() -> Ledger {
@@ -314,12 +314,11 @@ fn a_switch_of_policies_counts_for_every_reader_from_its_round_on_and_one_that_c
             change(&mut switch);
             Body::Activate(Box::new(switch))
         };
-        let cases: [(Body, &str); 7] = [
+        let cases: [(Body, &str); 6] = [
             (wrong(&|s| s.from_round -= 1), "a switch is ahead of the rounds that it would change"),
             (wrong(&|s| s.from_round = u64::MAX), "a switch is ahead of the rounds that it would change"),
             // An island may have offered for that round already.
             (wrong(&|s| s.role = Role::Codec), "a switch is ahead of the rounds that it would change"),
-            (wrong(&|s| s.role = Role::Pace), "a role is switched that the run has"),
             (wrong(&|s| s.policy.hash.push('b')), "a policy is named by its hash"),
             (wrong(&|s| s.policy.config = "[]".into()), "a configuration is a JSON object of bounded size"),
             (wrong(&|s| s.policy.name = "n".repeat(5000)), "a name is of bounded size"),

@@ -85,7 +85,7 @@ fn offers_are_listed_by_round_and_read_back_as_they_were_written() {
         assert_eq!(sizes.len(), 1);
         assert!(bucket.offer(&ids[4], sizes[0].1).await.is_ok(), "the listing gives the size");
         let policy = |digit: &str| PolicyUse { name: digit.into(), hash: digit.repeat(64), config: String::new() };
-        let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a")));
+        let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a"), &policy("p")));
         ledger
             .decided
             .extend(ids.iter().filter(|id| id.island != "c").map(|id| (id.round, id.island.clone(), id.incarnation)));

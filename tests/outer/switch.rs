@@ -3,13 +3,13 @@
 use futures::StreamExt;
 use tokio::task::JoinSet;
 use tombolo::activate;
-use tombolo::bucket::record::{Activate, Body, Entry, Fate, PolicyUse};
+use tombolo::bucket::record::{Activate, Body, Commit, Entry, Fate, PolicyUse};
 use tombolo::bucket::{Shelf, Tail};
 use tombolo::policy::{Policy, Role};
 use tombolo::syncer::{Desk, Replayed, Rounds};
 
 use super::*;
-use crate::guest::{CodecText, MergeText};
+use crate::guest::{CodecText, MergeText, PaceText};
 
 /// Runs two islands and a syncer over `shelf` to the end while `switches` goes on beside them; gives the ledger and every entry, all of which recompute.
 async fn switched(
@@ -17,17 +17,27 @@ async fn switched(
     shelf: &Shelf,
     switches: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<(Ledger, Vec<Entry>)> {
+    with_islands(&[("a", STEP), ("b", STEP)], world, shelf, switches).await
+}
+
+/// The same with these islands, whose steps take so long.
+async fn with_islands(
+    islands: &[(&str, Duration)],
+    world: &World,
+    shelf: &Shelf,
+    switches: impl AsyncFnOnce() -> Result<()>,
+) -> Result<(Ledger, Vec<Entry>)> {
     let mut roles = JoinSet::new();
-    for name in ["a", "b"] {
+    for &(name, step) in islands {
         let inner = Box::new(Constant { parameters: vec![0.0; 2], gradient: vec![0.25; 2] });
         let mut site = Some(Site { shelf: shelf.clone(), ..world.site(name, inner, STEP) });
         let once = move || std::future::ready(site.take().ok_or_else(|| Error::bug("one life")));
-        roles.spawn(async move { island::live(once, Drive::Virtual(STEP), std::future::pending()).await.map(|_| ()) });
+        roles.spawn(async move { island::live(once, Drive::Virtual(step), std::future::pending()).await.map(|_| ()) });
     }
     let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
     roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
     switches().await?;
-    let ended = clock::timeout(Duration::from_secs(600), async {
+    let ended = clock::timeout(Duration::from_secs(3_000), async {
         while let Some(role) = roles.join_next().await {
             role.expect("no role panics")?;
         }
@@ -59,15 +69,22 @@ fn short(tokens: u64) -> Spec {
     spec
 }
 
+fn committed(entries: &[Entry]) -> impl Iterator<Item = &Commit> {
+    entries.iter().filter_map(|entry| match &entry.body {
+        Body::Commit(commit) => Some(&**commit),
+        _ => None,
+    })
+}
+
 /// Rounds committed, and the policy that merged each.
 fn commits(entries: &[Entry]) -> Vec<(u64, &str)> {
-    entries
-        .iter()
-        .filter_map(|entry| match &entry.body {
-            Body::Commit(commit) => Some((commit.round, commit.merge.as_str())),
-            _ => None,
-        })
-        .collect()
+    committed(entries).map(|commit| (commit.round, commit.merge.as_str())).collect()
+}
+
+/// Islands that a round was merged from.
+fn merged(commit: &Commit) -> Vec<&str> {
+    let merged = commit.offers.iter().filter(|offer| offer.fate == Fate::Merged && offer.id.round == commit.round);
+    merged.map(|offer| offer.id.island.as_str()).collect()
 }
 
 fn switches(entries: &[Entry]) -> Vec<&Activate> {
@@ -99,7 +116,7 @@ fn every_round_from_the_one_named_on_is_merged_by_the_other_policy_and_recompute
     on_virtual_time(41, async {
         let world = world(short(3_000), 2, 2).await?;
         let other = runtime().bundled("trimmed-mean").unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), other.clone()]);
         let policy = used(&other, "");
         let (ledger, entries) = switched(&world, &shelf, async || {
             after(&world, 6).await?;
@@ -129,7 +146,7 @@ fn every_offer_from_the_round_named_on_is_encoded_by_the_other_codec_and_none_is
     on_virtual_time(42, async {
         let world = world(short(3_000), 2, 2).await?;
         let other = runtime().bundled("int8").unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), other.clone()]);
         let policy = used(&other, "");
         let (ledger, entries) =
             switched(&world, &shelf, async || switch(&world, 6, Role::Codec, &policy, None).await).await?;
@@ -157,7 +174,7 @@ fn a_merge_policy_that_traps_is_given_up_and_its_round_is_redone_with_the_one_be
     on_virtual_time(43, async {
         let world = world(short(3_000), 2, 2).await?;
         let bad = runtime().load(&MergeText { step: "(unreachable)", ..MergeText::default() }.wasm()).unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), bad.clone()]);
         let policy = used(&bad, "");
         let (ledger, entries) =
             switched(&world, &shelf, async || switch(&world, 6, Role::Merge, &policy, Some(15)).await).await?;
@@ -182,15 +199,15 @@ fn a_policy_that_is_not_in_the_bucket_is_given_up_too() {
         let absent = |name: &str| PolicyUse { name: name.into(), hash: "0".repeat(64), config: String::new() };
         let (ledger, entries) = switched(&world, &shelf, async || {
             after(&world, 4).await?;
-            for role in [Role::Merge, Role::Codec] {
+            for role in Role::ALL {
                 activate::activate(&world.bucket, &world.record, role, &absent("forged"), None).await?;
             }
             Ok(())
         })
         .await?;
         let failed: Vec<Role> = switches(&entries).iter().filter(|s| s.failed.is_some()).map(|s| s.role).collect();
-        assert_eq!(failed.len(), 2, "{:?}", switches(&entries));
-        assert!(failed.contains(&Role::Merge) && failed.contains(&Role::Codec));
+        assert_eq!(failed.len(), 3, "{:?}", switches(&entries));
+        assert!(Role::ALL.iter().all(|role| failed.contains(role)), "{failed:?}");
         assert_eq!(ledger.fates.refused, 0);
         Ok(())
     })
@@ -202,7 +219,7 @@ fn an_island_whose_codec_traps_offers_with_the_one_before_it_and_the_run_goes_ba
     on_virtual_time(45, async {
         let world = world(short(3_000), 2, 2).await?;
         let bad = runtime().load(&CodecText { encode: "(unreachable)", ..CodecText::default() }.wasm()).unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), bad.clone()]);
         let policy = used(&bad, "");
         let (ledger, entries) =
             switched(&world, &shelf, async || switch(&world, 6, Role::Codec, &policy, Some(15)).await).await?;
@@ -212,11 +229,8 @@ fn an_island_whose_codec_traps_offers_with_the_one_before_it_and_the_run_goes_ba
             given_up.failed.as_ref().is_some_and(|failed| failed.why.contains("no island could encode with it: a, b"))
         );
         assert_eq!(ledger.fates.refused, 0);
-        let merged = |entry: &Entry| match &entry.body {
-            Body::Commit(commit) => commit.offers.iter().filter(|offer| offer.fate == Fate::Merged).count(),
-            _ => 0,
-        };
-        assert_eq!(entries.iter().map(merged).sum::<usize>(), ledger.fates.merged as usize);
+        let merged = committed(&entries).map(|commit| merged(commit).len());
+        assert_eq!(merged.sum::<usize>(), ledger.fates.merged as usize);
         assert!(commits(&entries).iter().any(|(round, _)| *round > given_up.from_round), "it went on");
         Ok(())
     })
@@ -259,7 +273,7 @@ fn rounds_replayed_under_their_own_policy_give_the_same_bytes_and_under_another_
     on_virtual_time(47, async {
         let world = world(short(2_000), 2, 2).await?;
         let other = runtime().bundled("trimmed-mean").unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), other.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), other.clone()]);
         let (ledger, entries) = switched(&world, &shelf, async || Ok(())).await?;
         let before = world.bucket.store().list(None).count().await;
         let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
@@ -300,7 +314,7 @@ fn a_candidate_in_the_shadow_that_traps_is_reported_and_the_run_never_hears_of_i
     on_virtual_time(48, async {
         let world = world(short(2_000), 2, 2).await?;
         let bad = runtime().load(&MergeText { step: "(unreachable)", ..MergeText::default() }.wasm()).unwrap();
-        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), bad.clone()]);
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), bad.clone()]);
         let mut replayed = Vec::new();
         let (ledger, entries) = switched(&world, &shelf, async || {
             after(&world, 3).await?;
@@ -314,6 +328,120 @@ fn a_candidate_in_the_shadow_that_traps_is_reported_and_the_run_never_hears_of_i
         let trapped = |round: &Replayed| round.failed.as_ref().is_some_and(|why| why.contains("trapped"));
         assert!(replayed.iter().all(trapped), "{replayed:?}");
         assert!(switches(&entries).is_empty() && ledger.fates.refused == 0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Two islands and one that takes ten of their steps for one, and is left behind by `adaptive-grace`.
+const ONE_SLOW: [(&str, Duration); 3] = [("a", STEP), ("b", STEP), ("c", Duration::from_secs(1))];
+
+/// Runs [`ONE_SLOW`] to the end, switched to this pace after six rounds; gives the first round of the new one, and all that were committed.
+async fn paced(name: &str, config: &str) -> Result<(u64, Vec<Entry>)> {
+    let world = world(short(6_000), 2, 3).await?;
+    let other = runtime().bundled(name).unwrap();
+    let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), other.clone()]);
+    let policy = used(&other, config);
+    let (ledger, entries) =
+        with_islands(&ONE_SLOW, &world, &shelf, async || switch(&world, 6, Role::Pace, &policy, None).await).await?;
+    assert_eq!(ledger.fates.refused, 0);
+    let [switch] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
+    let (from, before) = (switch.from_round, "bundled closed it ");
+    assert!(committed(&entries).filter(|commit| commit.round < from).all(|commit| commit.reason.starts_with(before)));
+    let behind = committed(&entries).filter(|commit| commit.round < from && merged(commit) == ["a", "b"]).count();
+    assert!(behind > 0, "the slow one was left behind");
+    Ok((from, entries))
+}
+
+#[test]
+fn every_round_from_the_one_named_on_is_closed_by_the_other_pace_and_wait_all_waits_for_the_slowest() {
+    on_virtual_time(49, async {
+        let (from, entries) = paced("wait-all", "").await?;
+        let after: Vec<&Commit> = committed(&entries).filter(|commit| commit.round >= from).collect();
+        assert!(after.len() > 10, "{}", after.len());
+        for commit in after {
+            assert_eq!(merged(commit), ["a", "b", "c"], "{commit:?}");
+            let in_words = commit.reason.starts_with("another closed it ");
+            assert!(in_words && commit.reason.ends_with(" ms after quorum, with every live island"), "{commit:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn fixed_closes_rounds_its_time_after_quorum_whoever_is_missing() {
+    on_virtual_time(50, async {
+        let (from, entries) = paced("fixed", r#"{"grace_ms":250}"#).await?;
+        let mut without = 0;
+        for commit in committed(&entries).filter(|commit| commit.round >= from) {
+            let Some(reason) = commit.reason.strip_suffix(" ms after quorum, without c") else { continue };
+            let waited: u64 = reason.strip_prefix("another closed it ").unwrap().parse().unwrap();
+            // It is asked again after the next look at the offers, of which each call takes a millisecond.
+            assert!((250..=255).contains(&waited) && merged(commit) == ["a", "b"], "{commit:?}");
+            without += 1;
+        }
+        assert!(without > 10, "{without}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pace_that_traps_loops_or_answers_an_error_is_given_up_for_the_one_before_it_and_no_offer_is_lost() {
+    let bad = [
+        ("(unreachable)", "trapped in decide"),
+        ("(loop $forever (br $forever)) (unreachable)", "used up its"),
+        (PaceText::REFUSE, "refused decide"),
+    ];
+    for (seed, (decide, why)) in (51..).zip(bad) {
+        on_virtual_time(seed, async {
+            let world = world(short(3_000), 2, 2).await?;
+            let bad = runtime().load(&PaceText { decide }.wasm()).unwrap();
+            let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), bad.clone()]);
+            let policy = used(&bad, "");
+            let (ledger, entries) =
+                switched(&world, &shelf, async || switch(&world, 6, Role::Pace, &policy, Some(15)).await).await?;
+            let [asked, given_up] = switches(&entries)[..] else { panic!("{:?}", switches(&entries)) };
+            assert_eq!((asked.from_round, &asked.failed), (15, &None));
+            assert_eq!((given_up.from_round, given_up.policy.is_same(&world.record.pace)), (15, true));
+            assert!(given_up.failed.as_ref().is_some_and(|failed| failed.why.contains(why)), "{given_up:?}");
+            let rounds: Vec<u64> = committed(&entries).map(|commit| commit.round).collect();
+            assert_eq!(rounds, (2..2 + rounds.len() as u64).collect::<Vec<_>>(), "no round is left out");
+            assert!(rounds.len() > 30 && committed(&entries).all(|commit| merged(commit) == ["a", "b"]));
+            assert_eq!((ledger.fates.refused, ledger.fates.late), (0, 0));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_run_whose_first_pace_fails_ends_its_syncer_with_the_error_and_closes_no_round() {
+    on_virtual_time(54, async {
+        let mut world = world(short(3_000), 2, 2).await?;
+        world.pace = runtime().load(&PaceText { decide: "(unreachable)" }.wasm()).unwrap();
+        world.record.pace = used(&world.pace, "");
+        let error = switched(&world, &world.shelf(), async || Ok(())).await.expect_err("there is none before it");
+        assert!(error.chain().contains("the pace policy failed") && error.chain().contains("trapped"), "{error:?}");
+        assert_eq!(world.ledger().await?.rounds_committed(), 0, "by no silent default");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pace_that_never_closes_a_round_holds_it_up_for_ten_minutes_and_the_run_goes_on() {
+    on_virtual_time(55, async {
+        let world = world(short(200), 2, 2).await?;
+        let never = runtime().load(&PaceText { decide: PaceText::WAIT }.wasm()).unwrap();
+        let shelf = Shelf::holding([world.codec.clone(), world.merge.clone(), world.pace.clone(), never.clone()]);
+        let policy = used(&never, "");
+        let (ledger, entries) =
+            switched(&world, &shelf, async || switch(&world, 12, Role::Pace, &policy, None).await).await?;
+        let last = committed(&entries).last().expect("a commit");
+        assert!(last.reason.starts_with("the syncer closed it over another 600"), "{last:?}");
+        assert_eq!((merged(last), ledger.fates.refused), (vec!["a", "b"], 0));
         Ok(())
     })
     .unwrap();

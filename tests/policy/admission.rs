@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tombolo::policy::{Error, Limits, Role, RoleCard, Runtime, admit, bundled_names, bundled_wasm};
 
-use crate::guest::{CodecText, MergeText};
+use crate::guest::{CodecText, MergeText, PaceText};
 use crate::memory::runtime;
 use crate::support::program::{SMALL, Workshop};
 
@@ -69,6 +69,19 @@ fn speeds_are_measured_where_there_is_a_clock() {
 fn honest_policies_in_text_are_admitted() {
     assert_eq!(card(&CodecText::default().wasm(), Role::Codec).refused, None);
     assert_eq!(card(&MergeText::default().wasm(), Role::Merge).refused, None);
+    assert_eq!(card(&PaceText::default().wasm(), Role::Pace).refused, None);
+}
+
+#[test]
+fn paces_that_trap_loop_never_rest_or_never_close_are_refused() {
+    let refused = |decide, property, found| {
+        assert_refused(&card(&PaceText { decide }.wasm(), Role::Pace), property, found);
+    };
+    refused("(unreachable)", "takes its configuration", "trapped in decide");
+    refused("(loop $forever (br $forever)) (unreachable)", "takes its configuration", "used up its");
+    refused(PaceText::REFUSE, "takes its configuration", "refused decide");
+    refused("(i32.const 32)", "waits at least a millisecond", "asks to be asked again at once");
+    refused(PaceText::WAIT, "closes a round in which every live island has answered", "600000 ms after it");
 }
 
 #[test]

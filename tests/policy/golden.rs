@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tombolo::policy::{
-    Codec, Contribution, Decision, Pace, Policy, Round, Tensor, TensorKind, View, bundled_names, chunks,
+    Codec, Contribution, Decision, Island, Lag, Pace, Policy, Round, Tensor, TensorKind, View, bundled_names, chunks,
 };
 
 use crate::codec::{hostile, tensors};
@@ -61,13 +61,16 @@ struct MergedRound {
     memo: String,
 }
 
+type Live = (bool, bool, Option<(f32, f32)>);
+
 /// A view, in the order of the fields of [`View`], and the decision: milliseconds to wait, or none to close.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Paced {
-    waited_ms: u64,
-    islands_live: u32,
+    since_quorum_ms: u64,
     quorum: u32,
     offers: u32,
+    /// Live islands: whether each keeps up, whether it has answered, and its lag.
+    islands: Vec<Live>,
     step_ms: f32,
     quorum_ms: f32,
     sync_ms: f32,
@@ -119,12 +122,18 @@ fn merge(policy: &Policy, configuration: &str, given: &Merged) -> Merged {
 fn pace(policy: &Policy, configuration: &str, given: &Paced) -> Paced {
     let offer =
         |index| Contribution { island: format!("island-{index}"), tokens: 10, steps: 1, staleness: 0, norm: 1.0 };
+    let island = |(index, (keeps_up, answered, lag)): (u32, &Live)| Island {
+        name: format!("island-{index}"),
+        keeps_up: *keeps_up,
+        answered: *answered,
+        lag: lag.map(|(mean_ms, deviation_ms)| Lag { mean_ms, deviation_ms }),
+    };
     let view = View {
         round: 1,
-        waited: Duration::from_millis(given.waited_ms),
-        islands_live: given.islands_live,
+        since_quorum: Duration::from_millis(given.since_quorum_ms),
         quorum: given.quorum,
         offers: (0..given.offers).map(offer).collect(),
+        islands: (0..).zip(&given.islands).map(island).collect(),
         step_ms: given.step_ms,
         quorum_ms: given.quorum_ms,
         sync_ms: given.sync_ms,
@@ -228,13 +237,14 @@ fn questions(name: &str) -> Golden {
                 _ => "",
             }
             .into();
-            for (offers, waited_ms) in [(0, 0), (1, 0), (1, 37), (1, 500), (2, 10), (3, 10)] {
+            for (offers, since_quorum_ms) in [(1, 0), (1, 37), (1, 500), (2, 10), (3, 10)] {
                 for (step_ms, sync_ms) in [(100.0, 30.0), (333.3, 61.7), (0.0, 0.0), (10.0, 400.0)] {
+                    let lag = |index: u32| (index != 1).then_some((41.7 * index as f32, 3.3));
                     golden.paced.push(Paced {
-                        waited_ms,
-                        islands_live: 3,
+                        since_quorum_ms,
                         quorum: 1,
                         offers,
+                        islands: (0..3).map(|index| (index < 2 || offers != 2, index < offers, lag(index))).collect(),
                         step_ms,
                         quorum_ms: 12.5,
                         sync_ms,

@@ -216,6 +216,50 @@ impl MergeText {
     }
 }
 
+/// A pace whose decision is given as WebAssembly text. By default it closes every round.
+pub struct PaceText {
+    /// Body of `decide`; leaves the address of a `result<decision, string>`.
+    pub decide: &'static str,
+}
+
+impl Default for PaceText {
+    fn default() -> PaceText {
+        PaceText { decide: "(i32.store8 (i32.const 40) (i32.const 1)) (i32.const 32)" }
+    }
+}
+
+impl PaceText {
+    /// Answers an error, and waits for five seconds. The answer lies at 32: `ok` or not, then `wait` or not, then the milliseconds.
+    pub const REFUSE: &'static str =
+        "(i32.store8 (i32.const 32) (i32.const 1)) (i32.store (i32.const 40) (i32.const 512))
+        (i32.store (i32.const 44) (i32.const 5)) (i32.const 32)";
+    pub const WAIT: &'static str = "(i64.store (i32.const 48) (i64.const 5000)) (i32.const 32)";
+
+    pub fn wasm(&self) -> Vec<u8> {
+        let core = format!(
+            r#"{CORE}
+            (func (export "decide") (param i32 i32 i64 i64 i32 i32 i32 i32 i32 f32 f32 f32 i32) (result i32) {})"#,
+            self.decide
+        );
+        let records = [
+            ("lag", r#"(record (field "mean-ms" f32) (field "deviation-ms" f32))"#),
+            (
+                "island",
+                r#"(record (field "name" string) (field "keeps-up" bool) (field "answered" bool) (field "lag" (option %lag)))"#,
+            ),
+            (
+                "view",
+                r#"(record (field "round" u64) (field "since-quorum-ms" u64) (field "quorum" u32)
+                    (field "offers" (list %contribution)) (field "islands" (list %island)) (field "step-ms" f32)
+                    (field "quorum-ms" f32) (field "sync-ms" f32) (field "overlap-steps" u32))"#,
+            ),
+            ("decision", r#"(variant (case "wait" u64) (case "close"))"#),
+        ];
+        let decide = r#"(param "config" (list u8)) (param "view" %view) (result (result %decision (error string)))"#;
+        component("pace", &core, &records, &[("decide", decide)])
+    }
+}
+
 /// Makes a core module, which exports each function under the last part of its name, into a component that exports the interface of `role`.
 ///
 /// What an interface exports may only mention types that it exports by name, so an inner component takes the types and functions in and gives

@@ -351,12 +351,14 @@ fn a_run_is_switched_to_a_policy_of_the_bucket_that_fits_it_and_to_no_other() {
     let body = wanted("merge", &median, "");
     post(READ, "application/json", &body).problem(403, "header.authorization");
     post(OPERATE, "text/plain", &body).problem(415, "header.content-type");
-    ask("pace", &median, "").problem(400, "body.role");
+    ask("judge", &median, "").problem(400, "body.role");
     ask("merge", &median, ",\"form_round\":3").problem(400, "body");
     let (expected, _) = ask("merge", &median, ",\"from_round\":0").problem(409, "body.from_round");
     let next: u64 = expected.strip_suffix(" or later").and_then(|round| round.parse().ok()).expect("a round");
     let (_, found) = ask("codec", &median, "").problem(422, "body.policy");
     assert!(found.contains("has no role codec"), "{found}");
+    let (_, found) = ask("pace", &median, "").problem(422, "body.policy");
+    assert!(found.contains("has no role pace"), "{found}");
     let (_, found) = ask("merge", &median, ",\"config\":{\"speed\":1}").problem(422, "body.policy");
     assert!(found.contains("speed"), "{found}");
     let head = server.request(
@@ -383,6 +385,15 @@ fn a_run_is_switched_to_a_policy_of_the_bucket_that_fits_it_and_to_no_other() {
     let status = workshop.run_well("status file:bucket").stdout;
     assert!(status.contains(&format!("from round {next} on: median")), "{status}");
     assert!(server.process.stderr().contains(&format!("ci: run small: merge policy {median} from round {next} on")));
+
+    assert_eq!(after["policies"]["pace"]["active"]["name"], "adaptive-grace");
+    let fixed = sha256(bundled_wasm("fixed").expect("bundled"));
+    assert_eq!(server.upload("", bundled_wasm("fixed").expect("bundled")).status, 201);
+    let (_, found) = ask("pace", &fixed, ",\"config\":{\"grace_ms\":-1}").problem(422, "body.policy");
+    assert!(found.contains("grace_ms"), "{found}");
+    assert_eq!(ask("pace", &fixed, ",\"config\":{\"grace_ms\":50}").json()["from_round"].as_u64(), Some(next));
+    let pace = &server.get("/v1/runs/small").json()["policies"]["pace"]["ahead"][0];
+    assert_eq!((pace["policy"].as_str(), pace["config"].as_str()), (Some(&*fixed), Some("{\"grace_ms\":50}")));
 }
 
 #[test]

@@ -1,25 +1,18 @@
-//! Pace: close when every live island has offered, or a fixed time after the first offer. Configuration: `grace_ms` (default 200).
+//! Pace: close when every live island has answered, or a fixed time after quorum. Configuration: `grace_ms` (default 200).
 
 use tombolo_policy_sdk::{Config, Decision, Pace, View, export_pace};
 
 /// The policy; it remembers nothing.
 pub struct Timing;
 
-/// How soon to look again while there is no quorum, in milliseconds. Offers wake the host anyway.
-const IDLE_MS: u64 = 1_000;
-
 impl Pace for Timing {
     fn decide(config: &[u8], view: &View) -> Result<Decision, String> {
         let config = Config::parse(config, &["grace_ms"])?;
         let grace = config.number_within("grace_ms", 200.0, 0.0, 60_000.0, "between 0 and 60000 milliseconds")? as u64;
-        let offers = view.offers.len() as u64;
-        if offers == 0 || offers < u64::from(view.quorum) {
-            return Ok(Decision::Wait(IDLE_MS));
-        }
-        if offers >= u64::from(view.islands_live) || view.waited_ms >= grace {
+        if view.since_quorum_ms >= grace || view.islands.iter().all(|island| island.answered) {
             return Ok(Decision::Close);
         }
-        Ok(Decision::Wait(grace - view.waited_ms))
+        Ok(Decision::Wait(grace - view.since_quorum_ms))
     }
 }
 
@@ -28,20 +21,24 @@ export_pace!(Timing);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tombolo_policy_sdk::Island;
 
     #[test]
-    fn an_empty_round_waits() {
-        let view = View {
-            round: 0,
-            waited_ms: 10_000,
-            islands_live: 2,
+    fn an_island_that_has_not_answered_is_waited_for_until_the_time_is_over() {
+        let island = Island { name: "a".into(), keeps_up: true, answered: false, lag: None };
+        let mut view = View {
+            round: 1,
+            since_quorum_ms: 50,
             quorum: 1,
             offers: Vec::new(),
+            islands: vec![island],
             step_ms: 0.0,
             quorum_ms: 0.0,
             sync_ms: 0.0,
             overlap_steps: 1,
         };
-        assert_eq!(Timing::decide(b"", &view), Ok(Decision::Wait(IDLE_MS)));
+        assert_eq!(Timing::decide(b"", &view), Ok(Decision::Wait(150)));
+        view.since_quorum_ms = 200;
+        assert_eq!(Timing::decide(b"", &view), Ok(Decision::Close));
     }
 }

@@ -1,7 +1,7 @@
-//! When a round is closed, skipped, or left open, step by step.
+//! When a pace is asked, and when a round is closed, skipped, or left open, step by step.
 
 use super::*;
-use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse, Skip, Version};
+use crate::bucket::record::{Activate, Body, Entry, FORMAT, Failed, PolicyUse, Skip, Version};
 use crate::bucket::{Active, Vector};
 use std::sync::Arc;
 
@@ -9,8 +9,9 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// A log of one fragment that has started.
 fn ledger() -> Ledger {
-    let policy = |digit: &str| PolicyUse { name: digit.into(), hash: digit.repeat(64), config: String::new() };
-    let mut ledger = Ledger::new(1, 4, Active::new(&policy("c"), &policy("a")));
+    let policy =
+        |name: &str, digit: &str| PolicyUse { name: name.into(), hash: digit.repeat(64), config: String::new() };
+    let mut ledger = Ledger::new(1, 4, Active::new(&policy("c", "c"), &policy("m", "a"), &policy("p", "b")));
     let version = Version { round: 0, hash: "0".repeat(64), state: None, step: None };
     apply(&mut ledger, Body::Start { versions: vec![version], window: 1 });
     ledger
@@ -23,8 +24,7 @@ fn apply(ledger: &mut Ledger, body: Body) {
 }
 
 fn machine(quorum: usize, islands: &[&str], now: Instant) -> Machine {
-    let rules =
-        Rules { fragments: 1, sync_steps: 2, overlap_steps: 1, quorum, grace_ratio: 0.9, islands: islands.len() };
+    let rules = Rules { fragments: 1, sync_steps: 2, overlap_steps: 1, quorum, islands: islands.len() };
     let mut machine = Machine::new(rules, Duration::from_millis(500));
     for island in islands {
         machine.heartbeat(island, (1, 1), true, 100.0, now);
@@ -55,6 +55,35 @@ impl Machine {
         let record = facts(island, incarnation, round).record(0.0, Fate::Refused("bad".into()));
         self.offer(record.id.clone(), Verdict::Decided(record), 1, now);
     }
+
+    /// Answers the question that is due, and gives what was asked.
+    fn told(&mut self, ledger: &Ledger, now: Instant, decision: policy::Decision) -> View {
+        let Decision::Ask(question) = self.decide(ledger, now) else { panic!("{:?}", self.decide(ledger, now)) };
+        let view = question.view.clone();
+        self.answer(*question, decision, now);
+        view
+    }
+
+    /// The hearts of these islands beat once more.
+    fn beat(&mut self, islands: &[&str], counter: u64, step_ms: f64, now: Instant) {
+        for island in islands {
+            self.heartbeat(island, (1, counter), true, step_ms, now);
+        }
+    }
+}
+
+const CLOSE: policy::Decision = policy::Decision::Close;
+
+fn wait(ms: u64) -> policy::Decision {
+    policy::Decision::Wait(Duration::from_millis(ms))
+}
+
+/// How long a machine waits before it looks again.
+fn waits(machine: &Machine, ledger: &Ledger, now: Instant) -> Duration {
+    match machine.decide(ledger, now) {
+        Decision::Wait(wait) => wait,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -65,7 +94,11 @@ fn a_refused_offer_never_counts_towards_the_quorum_but_its_island_is_not_waited_
     machine.bad("a", 1, 1, now);
     assert!(matches!(machine.decide(&ledger, now), Decision::Wait(_)), "b may still offer");
     machine.good("b", 1, now);
-    assert_eq!(machine.decide(&ledger, now), Decision::Close("every island that keeps up is in".into()));
+    let view = machine.told(&ledger, now, CLOSE);
+    assert_eq!(view.offers.iter().map(|offer| offer.island.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert!(view.islands.len() == 2 && view.islands.iter().all(|island| island.answered), "{view:?}");
+    let closed = Decision::Close("p closed it 0 ms after quorum, with every live island".into());
+    assert_eq!(machine.decide(&ledger, now), closed);
     assert_eq!(machine.chosen(1).len(), 1);
     assert_eq!(machine.pending(&ledger).len(), 1, "the refusal is in the same commit");
 }
@@ -82,7 +115,7 @@ fn a_round_of_refused_offers_is_skipped_once_all_have_answered_or_the_window_is_
     assert!(matches!(machine.decide(&ledger, now + STEP * 29), Decision::Wait(_)));
     assert!(matches!(machine.decide(&ledger, now + STEP * 30), Decision::Skip(_)));
     machine.good("b", 1, now + STEP * 30);
-    assert!(matches!(machine.decide(&ledger, now + STEP * 30), Decision::Close(_)), "in time after all");
+    assert!(matches!(machine.decide(&ledger, now + STEP * 30), Decision::Ask(_)), "in time after all");
 }
 
 #[test]
@@ -113,8 +146,8 @@ fn a_round_is_not_skipped_at_once_for_offers_of_islands_that_nobody_knows() {
     let (ledger, now) = (ledger(), clock::now());
     let mut machine = machine(1, &[], now);
     machine.bad("stranger", 1, 1, now);
-    assert!(matches!(machine.decide(&ledger, now + GRACE_UNKNOWN / 2), Decision::Wait(_)));
-    assert!(matches!(machine.decide(&ledger, now + GRACE_UNKNOWN), Decision::Skip(_)));
+    assert!(matches!(machine.decide(&ledger, now + STARTING / 2), Decision::Wait(_)));
+    assert!(matches!(machine.decide(&ledger, now + STARTING), Decision::Skip(_)));
 }
 
 #[test]
@@ -157,22 +190,114 @@ fn work_is_owed_once_a_quorum_is_listed_and_until_the_round_is_closed() {
 }
 
 #[test]
-fn a_duty_is_neglected_only_when_nothing_moves_for_long_while_it_is_owed() {
-    let start = clock::now();
-    let at = |seconds| start + Duration::from_secs(seconds);
-    let mut duty = Duty::default();
-    assert!(duty.is_done(false, 0, at(0)) && duty.is_done(false, 0, at(1000)), "nothing is owed");
-    assert!(duty.is_done(true, 0, at(1000)) && duty.is_done(true, 0, at(1119)));
-    assert!(!duty.is_done(true, 0, at(1120)) && !duty.is_done(true, 0, at(5000)), "for 120 seconds");
-    assert!(duty.is_done(true, 1, at(5001)) && duty.is_done(true, 1, at(5120)), "something moves again");
-    assert!(duty.is_done(true, 2, at(5121)) && duty.is_done(true, 3, at(5240)), "and again");
-    assert!(duty.is_done(false, 3, at(9000)) && duty.is_done(true, 3, at(9001)));
+fn a_pace_is_asked_once_the_round_has_its_quorum_is_far_enough_from_the_last_one_and_nobody_is_still_starting() {
+    let (mut ledger, now) = (ledger(), clock::now());
+    let mut machine = machine(2, &["a", "b", "c"], now);
+    assert_eq!(machine.decide(&ledger, now), Decision::Idle);
+    machine.good("a", 1, now);
+    assert_eq!(machine.decide(&ledger, now), Decision::Idle, "one of two");
+    let quorum = now + STEP;
+    machine.good("b", 1, quorum);
+    assert_eq!(waits(&machine, &ledger, quorum), STARTING, "the very first round waits for c");
+    let later = quorum + STARTING;
+    let view = machine.told(&ledger, later, wait(100));
+    assert_eq!((view.round, view.quorum, view.since_quorum, view.overlap_steps), (1, 2, STARTING, 1));
+    assert_eq!((view.step_ms, view.quorum_ms, view.sync_ms), (100.0, 0.0, 0.0));
+    let offers: Vec<&str> = view.offers.iter().map(|offer| offer.island.as_str()).collect();
+    assert_eq!(offers, ["a", "b"]);
+    let island = |name: &str, answered| policy::Island { name: name.into(), keeps_up: true, answered, lag: None };
+    assert_eq!(view.islands, [island("a", true), island("b", true), island("c", false)]);
+
+    // A round later: a came 100 ms before b, by which the round had its quorum; c missed it.
+    let offers = machine.chosen(1).iter().map(|facts| facts.record(0.0, Fate::Late)).collect();
+    apply(&mut ledger, Body::Skip(Box::new(Skip { round: 1, offers, reason: "as good as a commit here".into() })));
+    machine.committed(1, &ledger, later, later);
+    machine.beat(&["a", "b", "c"], 2, 100.0, later);
+    machine.good("a", 2, later);
+    machine.good("c", 2, later);
+    assert_eq!(waits(&machine, &ledger, later), STEP * 2, "H is two steps");
+    let view = machine.told(&ledger, later + STEP * 30, CLOSE);
+    assert_eq!((view.quorum_ms, view.since_quorum), (100.0, STEP * 30));
+    let lag = |mean_ms| Some(Lag { mean_ms, deviation_ms: mean_ms });
+    let lags: Vec<Option<Lag>> = view.islands.iter().map(|island| island.lag).collect();
+    assert_eq!(lags, [lag(0.0), lag(0.0), None]);
+    let closed = "p closed it 3000 ms after quorum, without b";
+    assert_eq!(machine.decide(&ledger, later + STEP * 30), Decision::Close(closed.into()));
 }
 
 #[test]
-fn a_silent_island_is_looked_at_ever_more_rarely() {
-    let seconds = |s| Duration::from_secs(s);
-    assert_eq!(next_look(seconds(0)), seconds(0));
-    assert_eq!(next_look(seconds(80)), seconds(10));
-    assert_eq!(next_look(seconds(100_000)), seconds(60));
+fn an_answer_stands_until_its_time_is_over_or_there_is_something_new_to_know() {
+    let (mut ledger, now) = (ledger(), clock::now());
+    let mut machine = machine(1, &["a", "b", "c"], now);
+    for island in ["a", "b"] {
+        machine.good(island, 1, now);
+    }
+    let ms = |ms| Duration::from_millis(ms);
+    let start = now + STARTING;
+    machine.told(&ledger, start, wait(500));
+    assert_eq!(waits(&machine, &ledger, start), ms(500));
+    // Hearts that beat and steps that take a little longer are no news.
+    machine.beat(&["a", "b", "c"], 2, 110.0, start);
+    assert_eq!(waits(&machine, &ledger, start + ms(200)), ms(300));
+    assert!(matches!(machine.decide(&ledger, start + ms(500)), Decision::Ask(_)), "its time is over");
+    let asks = |change: &dyn Fn(&mut Machine)| {
+        let mut machine = machine.clone();
+        change(&mut machine);
+        matches!(machine.decide(&ledger, start + ms(200)), Decision::Ask(_))
+    };
+    assert!(!asks(&|_| ()));
+    assert!(asks(&|m| m.good("c", 1, start)), "an offer came");
+    assert!(asks(&|m| m.bad("c", 1, 1, start)), "c has answered");
+    assert!(asks(&|m| m.refuse(&OfferId { round: 1, island: "b".into(), incarnation: 1 }, "bad")), "an offer went");
+    assert!(asks(&|m| m.heartbeat("d", (1, 1), true, 100.0, start)), "an island came");
+    assert!(asks(&|m| m.heartbeat("c", (1, 3), false, 100.0, start)), "an island went");
+    // A policy that was given up leaves no answer behind.
+    let policy = PolicyUse { name: "other".into(), hash: "9".repeat(64), config: String::new() };
+    let failed = Some(Failed { policy: ledger.active.at(Role::Pace, 1).clone(), why: "it trapped".into() });
+    apply(&mut ledger, Body::Activate(Box::new(Activate { role: Role::Pace, policy, from_round: 1, failed })));
+    machine.told(&ledger, start + ms(200), wait(0));
+    assert_eq!(waits(&machine, &ledger, start + ms(200)), ASK_EVERY, "nobody is asked without end");
+}
+
+#[test]
+fn a_round_that_has_lost_its_quorum_is_not_closed_whatever_the_pace_has_said() {
+    let (ledger, now) = (ledger(), clock::now());
+    let mut machine = machine(2, &["a", "b"], now);
+    machine.good("a", 1, now);
+    machine.good("b", 1, now);
+    machine.told(&ledger, now, CLOSE);
+    assert!(matches!(machine.decide(&ledger, now), Decision::Close(_)));
+    machine.refuse(&OfferId { round: 1, island: "b".into(), incarnation: 1 }, "it cannot be merged");
+    assert!(matches!(machine.decide(&ledger, now), Decision::Skip(_)), "both have answered, one may be merged");
+}
+
+#[test]
+fn a_pace_that_never_closes_a_round_is_passed_over_after_ten_minutes_or_sixteen_steps() {
+    for (step_ms, bound) in [(100.0, 600), (60_000.0, 960)] {
+        let (ledger, now) = (ledger(), clock::now());
+        let mut machine = machine(1, &["a", "b"], now);
+        machine.good("a", 1, now);
+        let mut at = |seconds: u64, counter| {
+            let now = now + Duration::from_secs(seconds);
+            machine.beat(&["a", "b"], counter, step_ms, now);
+            if matches!(machine.decide(&ledger, now), Decision::Ask(_)) {
+                machine.told(&ledger, now, wait(60_000));
+            }
+            machine.decide(&ledger, now)
+        };
+        for seconds in (4..bound).step_by(4) {
+            assert!(matches!(at(seconds, seconds), Decision::Wait(_)), "{seconds} s");
+        }
+        let closed = format!("the syncer closed it over p {bound}000 ms after quorum, without b");
+        assert_eq!(at(bound, bound), Decision::Close(closed));
+    }
+}
+
+#[test]
+fn a_reason_names_a_few_of_many_islands() {
+    assert_eq!(with("all", &[]), "with all");
+    assert_eq!(with("all", &["a", "b"]), "without a, b");
+    let names: Vec<String> = (0..20).map(|i| i.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(with("all", &names), "without 0, 1, 2, 3, 4, 5, 6, 7 and 12 others");
 }

@@ -1,29 +1,22 @@
-//! Pace `fixed`: close a fixed time after the round's first offer, once quorum is there.
+//! Pace `fixed`: close a fixed time after the round had its quorum.
 //!
-//! The plain window that adaptive ones are measured against; no paper's. A policy remembers nothing and is told how long ago the first offer came, so that is what
-//! the time counts from: with a quorum of 1 (the default) that is the quorum itself, with a larger one the time in which it came together is part of the window. A
-//! round is closed early when every live island has offered: there is nobody to wait for. Configuration: `grace_ms` (default 1000, from 0 to 3.6e6).
+//! The plain window that adaptive ones are measured against; no paper's. A round is closed early when every live island has answered: there is nobody to wait for.
+//! Configuration: `grace_ms` (default 1000, from 0 to 600000, after which a host closes the round anyway).
 
 use tombolo_policy_sdk::{Config, Decision, Pace, View, export_pace};
 
 /// The policy; it remembers nothing.
 pub struct Fixed;
 
-/// How soon to look again while there is no quorum. Offers wake the host anyway.
-const IDLE_MS: u64 = 1_000;
-
 impl Pace for Fixed {
     fn decide(config: &[u8], view: &View) -> Result<Decision, String> {
         let config = Config::parse(config, &["grace_ms"])?;
-        let grace = config.number_within("grace_ms", 1_000.0, 0.0, 3.6e6, "between 0 and 3.6e6 milliseconds")? as u64;
-        let offers = view.offers.len() as u64;
-        if offers == 0 || offers < u64::from(view.quorum) {
-            return Ok(Decision::Wait(IDLE_MS));
-        }
-        if offers >= u64::from(view.islands_live) || view.waited_ms >= grace {
+        let grace = config.number_within("grace_ms", 1_000.0, 0.0, 6e5, "between 0 and 600000 milliseconds")? as u64;
+        if view.islands.iter().all(|island| island.answered) {
             return Ok(Decision::Close);
         }
-        Ok(Decision::Wait(grace - view.waited_ms))
+        let left = grace.saturating_sub(view.since_quorum_ms);
+        Ok(if left > 0 { Decision::Wait(left) } else { Decision::Close })
     }
 }
 

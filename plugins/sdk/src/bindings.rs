@@ -8,7 +8,7 @@
 pub use codec::exports::tombolo::policy::codec::Traits;
 pub use codec::tombolo::policy::types::{At, Contribution, Round, Tensor, TensorKind};
 pub use merge::exports::tombolo::policy::merge::{Plan, Stepped};
-pub use pace::exports::tombolo::policy::pace::{Decision, View};
+pub use pace::exports::tombolo::policy::pace::{Decision, Island, Lag, View};
 
 pub mod codec {
     wit_bindgen::generate!({

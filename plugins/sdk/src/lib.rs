@@ -47,7 +47,7 @@ pub mod weight;
 
 mod role;
 
-pub use bindings::{At, Contribution, Decision, Plan, Round, Tensor, TensorKind, Traits, View};
+pub use bindings::{At, Contribution, Decision, Island, Lag, Plan, Round, Tensor, TensorKind, Traits, View};
 pub use config::Config;
 pub use role::{Codec, CodecSession, Merge, MergeSession, Opening, Pace};
 

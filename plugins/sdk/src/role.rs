@@ -67,7 +67,7 @@ pub trait Merge: Sized + 'static {
 
 /// When a round is closed.
 pub trait Pace {
-    /// Decides on one view of the round.
+    /// Decides on one view of a round that has its quorum.
     fn decide(config: &[u8], view: &View) -> Result<Decision, String>;
 }
 

@@ -1,32 +1,26 @@
-//! Pace `wait-all`: close when every island that is expected has offered, or when the bound has passed.
+//! Pace `wait-all`: close when every island that is expected has answered, or when the bound has passed.
 //!
 //! Synchronous DiLoCo (arXiv 2311.08105) merges once all islands are there; this is its pace, with a bound, so that an island that hangs holds up a round and not the
-//! run. No island waits for it, either: only the merge comes later. Expected are those whose heartbeat moves, or, where `islands` is set, that many, even if fewer
-//! live at the moment. Below quorum a round stays open whatever has passed. Configuration: `islands` (default 0: those that live; at most 1e6), `wait_ms_max` (default
-//! 60000, from 0 to 3.6e6), counted from the round's first offer.
+//! run. No island waits for it, either: only the merge comes later. Expected are the live islands, however slow; where `islands` is set, that many offers,
+//! even if fewer islands live at the moment. Configuration: `islands` (default 0: those that live; at most 1e6), `wait_ms_max` (default
+//! 60000, from 0 to 600000, after which a host closes the round anyway), counted from the quorum.
 
 use tombolo_policy_sdk::{Config, Decision, Pace, View, export_pace};
 
 /// The policy; it remembers nothing.
 pub struct WaitAll;
 
-/// How soon to look again while there is no quorum. Offers wake the host anyway.
-const IDLE_MS: u64 = 1_000;
-
 impl Pace for WaitAll {
     fn decide(config: &[u8], view: &View) -> Result<Decision, String> {
         let config = Config::parse(config, &["islands", "wait_ms_max"])?;
-        let islands = config.number_within("islands", 0.0, 0.0, 1e6, "between 0 and 1e6")? as u64;
-        let bound = config.number_within("wait_ms_max", 6e4, 0.0, 3.6e6, "between 0 and 3.6e6 milliseconds")? as u64;
-        let offers = view.offers.len() as u64;
-        if offers == 0 || offers < u64::from(view.quorum) {
-            return Ok(Decision::Wait(IDLE_MS));
-        }
-        let expected = if islands > 0 { islands } else { u64::from(view.islands_live) };
-        if offers >= expected || view.waited_ms >= bound {
+        let islands = config.number_within("islands", 0.0, 0.0, 1e6, "between 0 and 1e6")? as usize;
+        let bound = config.number_within("wait_ms_max", 6e4, 0.0, 6e5, "between 0 and 600000 milliseconds")? as u64;
+        let answered = view.islands.iter().all(|island| island.answered);
+        if answered && view.offers.len() >= islands {
             return Ok(Decision::Close);
         }
-        Ok(Decision::Wait(bound - view.waited_ms))
+        let left = bound.saturating_sub(view.since_quorum_ms);
+        Ok(if left > 0 { Decision::Wait(left) } else { Decision::Close })
     }
 }
 
