@@ -23,6 +23,7 @@ use wasmtime::{Config, Engine};
 
 use super::artefact::{deserialize, limit_process, user};
 use super::instance::shown;
+use super::nan::{REWRITING, canonical};
 use super::{Error, Hash, Limits, Result};
 
 /// First argument of the program when it is started to compile a policy.
@@ -41,7 +42,8 @@ pub(super) fn engine(parallel: bool) -> Result<Engine> {
         .wasm_memory64(false)
         .wasm_multi_memory(false)
         .wasm_tail_call(false)
-        .cranelift_nan_canonicalization(true)
+        // What a policy could see of NaNs is made canonical in the component itself: see `nan`.
+        .cranelift_nan_canonicalization(false)
         .consume_fuel(true)
         .epoch_interruption(true)
         .parallel_compilation(parallel);
@@ -72,9 +74,15 @@ fn compile_here(arguments: &[String]) -> std::result::Result<(), String> {
     std::io::stdin().lock().read_to_end(&mut wasm).map_err(|error| error.to_string())?;
     // One thread: the memory that compiling takes should depend on the component only.
     let engine = engine(false).map_err(|error| error.to_string())?;
-    let code = engine.precompile_component(&wasm).map_err(|error| format!("{error:#}"))?;
+    let code = code_of(&engine, &wasm)?;
     let mut out = std::io::stdout().lock();
     out.write_all(&code).and_then(|()| out.flush()).map_err(|error| error.to_string())
+}
+
+/// Compiles a component whose bytes have been validated.
+fn code_of(engine: &Engine, wasm: &[u8]) -> std::result::Result<Vec<u8>, String> {
+    let wasm = canonical(wasm).map_err(|error| error.to_string())?;
+    engine.precompile_component(&wasm).map_err(|error| format!("{error:#}"))
 }
 
 /// Compiles components for one engine.
@@ -106,7 +114,7 @@ impl Compiler {
         }
         let code = match &self.program {
             Some(program) if !trusted => in_child(program, policy, wasm, limits)?,
-            _ => self.engine.precompile_component(wasm).map_err(|error| uncompilable(format!("{error:#}")))?,
+            _ => code_of(&self.engine, wasm).map_err(uncompilable)?,
         };
         if let Some(cache) = &self.cache {
             cache.put(policy, &code)?;
@@ -193,7 +201,7 @@ fn read_up_to(pipe: Option<impl Read>, bytes: u64) -> Vec<u8> {
 #[derive(Debug)]
 struct Cache {
     folder: PathBuf,
-    /// Names the engine's version and settings.
+    /// Names the engine's version and settings, and how components are rewritten for it.
     engine: String,
 }
 
@@ -211,6 +219,7 @@ impl Cache {
         }
         let mut hasher = Fingerprint(Sha256::new());
         std::hash::Hash::hash(&engine.precompile_compatibility_hash(), &mut hasher);
+        hasher.write(REWRITING.as_bytes());
         let engine = hasher.0.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         Ok(Cache { folder, engine })
     }

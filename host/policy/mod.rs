@@ -27,6 +27,7 @@ mod inspect;
 mod instance;
 mod limit;
 mod merge;
+mod nan;
 mod pace;
 mod runtime;
 mod tensor;
