@@ -1,7 +1,10 @@
 //! How fast policies are, beside native code doing the same work in the same run: `cargo bench --bench policy [-- MEBI_VALUES]`.
 //!
-//! Merge: mean and Nesterov of 4 contributions of 16 Mi values, with all limits on, from and to memory. Its twin works on the same slices
-//! in place. Codecs: encode and decode of 16 Mi values on one thread, all of them, three beside a twin; rates are bytes of f32 per second. Figures are medians of five, interleaved.
+//! Merges: every bundled rule on 4 contributions of 16 Mi values, with all limits on, from and to memory, on one thread and on two. They stand beside the native twin of
+//! `mean` with Nesterov, which works on the same slices in place on as many threads. Codecs: encode and decode of 16 Mi values on one thread, beside
+//! their twins. Fuel: the calls of `mean` and of the codecs on an engine that counts it, and on one that does not. Rates are bytes of f32 per second
+//! (in merges, of contributions). Times are medians of five, interleaved, of processor time, shared among the threads: on an idle machine that is the time on the
+//! clock, and on a busy one the work of others counts for less.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -13,7 +16,15 @@ use tombolo::policy::{
     bundled_names, bundled_wasm, chunks, merge,
 };
 
-/// The twin of the codec `topk` is its own source, compiled natively.
+mod fuel;
+
+/// The twins of some codecs are their own sources, compiled natively.
+#[path = "../../plugins/sdk/src/nibble.rs"]
+#[allow(unused_imports, dead_code, reason = "its tests do not run here")]
+mod nibble;
+#[path = "../../plugins/sdk/src/quantise.rs"]
+#[allow(unused_imports, dead_code, reason = "its tests do not run here, and two of its codecs have twins of their own")]
+mod quantise;
 #[path = "../../plugins/sdk/src/sparse.rs"]
 #[allow(
     unused_imports,
@@ -28,6 +39,11 @@ const LANES: usize = 32;
 const CONTRIBUTIONS: usize = 4;
 const REPEATS: usize = 5;
 
+/// Bundled merge rules.
+const RULES: [&str; 7] = ["mean", "norm-clip", "sparseloco", "rda", "krum", "trimmed-mean", "median"];
+/// Bundled codecs.
+const CODECS: [&str; 7] = ["f32", "bf16", "int8", "topk", "fp4", "int4", "sign"];
+
 fn main() {
     // Cargo passes flags of its own; a number is ours.
     let mebi = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(16_usize);
@@ -41,6 +57,7 @@ fn main() {
     }
     merges(&runtime, count);
     codecs(&runtime, count);
+    fuel::compare(count.min(4 << 20));
 }
 
 fn noise(seed: u32, count: usize) -> Vec<f32> {
@@ -60,14 +77,24 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 /// Something to measure, with its name.
 type Job<'a> = (String, Box<dyn FnMut() + 'a>);
 
-/// Runs all of `jobs` in turn, several times; the median of each.
-fn medians(jobs: &mut [Job<'_>]) -> Vec<f64> {
+/// Seconds of processor time that this process has taken.
+#[expect(unsafe_code, reason = "libc's clocks are unsafe functions")]
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime writes the struct that it is given a valid pointer to, and nothing else.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    assert_eq!(failed, 0, "this system has a clock of processor time");
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Runs all of `jobs`, which work on `threads` threads, in turn, several times; the median of each.
+fn medians(jobs: &mut [Job<'_>], threads: usize) -> Vec<f64> {
     let mut seconds = vec![Vec::new(); jobs.len()];
     for _ in 0..REPEATS {
         for ((_, job), seconds) in jobs.iter_mut().zip(&mut seconds) {
-            let begun = Instant::now();
+            let begun = processor_seconds();
             job();
-            seconds.push(begun.elapsed().as_secs_f64());
+            seconds.push((processor_seconds() - begun) / threads as f64);
         }
     }
     seconds.into_iter().map(median).collect()
@@ -115,7 +142,9 @@ impl MergeSource for Memory {
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
         let mut chunk = self.chunk(at).lock().expect("sound");
         chunk.0.copy_from_slice(parameters);
-        chunk.1.copy_from_slice(&state[0]);
+        if let Some(state) = state.first() {
+            chunk.1.copy_from_slice(state);
+        }
         Ok(())
     }
 }
@@ -167,23 +196,21 @@ fn tensors(count: usize) -> Vec<Tensor> {
 fn merges(runtime: &Runtime, count: usize) {
     let memory = Memory::new(count);
     let tensors = tensors(count);
-    let (mean, rda) = (runtime.bundled("mean").expect("bundled"), runtime.bundled("rda").expect("bundled"));
-    let mut jobs: Vec<Job<'_>> = Vec::new();
+    let policies: Vec<(&str, Policy)> =
+        RULES.iter().map(|name| (*name, runtime.bundled(name).expect("bundled"))).collect();
+    println!("merges of {CONTRIBUTIONS} x {} Mi values", count >> 20);
     for threads in [1, 2] {
         let (memory, tensors) = (&memory, &tensors);
-        jobs.push((format!("native mean, {threads} threads"), Box::new(move || native(memory, threads))));
-        for (name, policy) in [("mean", mean.clone()), ("rda", rda.clone())] {
-            jobs.push((
-                format!("{name}, {threads} threads"),
-                Box::new(move || guest(&policy, memory, tensors, threads)),
-            ));
+        let mut jobs: Vec<Job<'_>> = vec![("native".into(), Box::new(move || native(memory, threads)))];
+        for (name, policy) in &policies {
+            jobs.push((name.to_string(), Box::new(move || guest(policy, memory, tensors, threads))));
         }
-    }
-    let seconds = medians(&mut jobs);
-    println!("merge and Nesterov of {CONTRIBUTIONS} x {} Mi values", count >> 20);
-    for (index, ((name, _), time)) in jobs.iter().zip(&seconds).enumerate() {
-        let native = seconds[index / 3 * 3];
-        println!("{name:>24}: {:>7.1} ms, {:.2} of native", time * 1e3, native / time);
+        let seconds = medians(&mut jobs, threads);
+        for ((name, _), time) in jobs.iter().zip(&seconds) {
+            let rate = (CONTRIBUTIONS * count) as f64 * 4.0 / time / 1e9;
+            let share = seconds[0] / time;
+            println!("{name:>16} on {threads}: {:>7.1} ms, {rate:>6.2} GB/s, {share:.2} of native mean", time * 1e3);
+        }
     }
 }
 
@@ -192,7 +219,7 @@ fn codecs(runtime: &Runtime, count: usize) {
     let tensors = tensors(count);
     let list: Vec<(At, usize)> = chunks(&tensors).collect();
     println!("codecs on {} Mi values, one thread", count >> 20);
-    for name in ["bf16", "int8", "topk", "f32", "fp4", "int4", "sign"] {
+    for name in CODECS {
         let policy = runtime.bundled(name).expect("bundled");
         let mut encoder = Codec::open(&policy, b"", &tensors).expect("opens");
         let mut decoder = Codec::open(&policy, b"", &tensors).expect("opens");
@@ -235,20 +262,15 @@ fn codecs(runtime: &Runtime, count: usize) {
                 }),
             ),
         ];
-        if TWINS.contains(&name) {
-            jobs.extend(twins);
-        }
-        let seconds = medians(&mut jobs);
+        jobs.extend(twins);
+        let seconds = medians(&mut jobs, 1);
         for (index, ((what, _), time)) in jobs.iter().zip(&seconds).enumerate() {
             let rate = count as f64 * 4.0 / time / 1e9;
-            let ratio = seconds.get(index % 2 + 2).map(|native| format!(", {:.2} of native", native / time));
-            println!("{:>24}: {rate:>7.2} GB/s{}", format!("{name} {what}"), ratio.unwrap_or_default());
+            let share = seconds[index % 2 + 2] / time;
+            println!("{:>24}: {rate:>7.2} GB/s, {share:.2} of native", format!("{name} {what}"));
         }
     }
 }
-
-/// Codecs that have a twin here.
-const TWINS: [&str; 3] = ["bf16", "int8", "topk"];
 
 /// Values that `topk` keeps of `elements` by default.
 fn kept(elements: usize) -> usize {
@@ -256,8 +278,13 @@ fn kept(elements: usize) -> usize {
 }
 
 fn native_encode(name: &str, values: &[f32]) -> Vec<u8> {
-    if name == "topk" {
-        return sparse::sparse_encode(values, kept(values.len()));
+    match name {
+        "f32" => return values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        "topk" => return sparse::sparse_encode(values, kept(values.len())),
+        "fp4" => return nibble::fp4_encode(values),
+        "int4" => return nibble::int4_encode(values),
+        "sign" => return nibble::sign_encode(values),
+        _ => {}
     }
     if name == "bf16" {
         let round = |value: &f32| {
@@ -280,8 +307,13 @@ fn native_encode(name: &str, values: &[f32]) -> Vec<u8> {
 }
 
 fn native_decode(name: &str, bytes: &[u8], elements: usize) -> Vec<f32> {
-    if name == "topk" {
-        return sparse::sparse_decode(bytes, elements, kept(elements)).expect("own bytes");
+    match name {
+        "f32" => return bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+        "topk" => return sparse::sparse_decode(bytes, elements, kept(elements)).expect("own bytes"),
+        "fp4" => return nibble::fp4_decode(bytes, elements).expect("own bytes"),
+        "int4" => return nibble::int4_decode(bytes, elements).expect("own bytes"),
+        "sign" => return nibble::sign_decode(bytes, elements).expect("own bytes"),
+        _ => {}
     }
     if name == "bf16" {
         let (words, _) = bytes.as_chunks::<2>();

@@ -21,7 +21,7 @@ pub use delayed::Delayed;
 use crate::LANES;
 use crate::bindings::Round;
 use crate::config::Config;
-use crate::vector::{weighted_lanes, weighted_value};
+use crate::vector::{lanes_mut, weighted_lanes, weighted_value};
 
 /// Merges of a fragment from which on its noise is worth settling.
 const SETTLED_MERGES: f64 = 30.0;
@@ -97,11 +97,13 @@ impl Nesterov {
         let mut start = 0;
         while start + LANES <= parameters.len() {
             let delta = weighted_lanes(coefficients, values, start);
-            let (buffer, parameters) = (&mut buffer[start..start + LANES], &mut parameters[start..start + LANES]);
+            let (buffer, parameters) = (lanes_mut(buffer, start), lanes_mut(parameters, start));
+            let (mut moved, mut left) = (*buffer, *parameters);
             for lane in 0..LANES {
-                buffer[lane] = momentum * buffer[lane] + delta[lane];
-                parameters[lane] -= eta * (delta[lane] + momentum * buffer[lane]);
+                moved[lane] = momentum * moved[lane] + delta[lane];
+                left[lane] -= eta * (delta[lane] + momentum * moved[lane]);
             }
+            (*buffer, *parameters) = (moved, left);
             start += LANES;
         }
         for index in start..parameters.len() {
@@ -116,7 +118,7 @@ impl Nesterov {
         let mut start = 0;
         while start + LANES <= parameters.len() {
             let delta = weighted_lanes(coefficients, values, start);
-            let parameters = &mut parameters[start..start + LANES];
+            let parameters = lanes_mut(parameters, start);
             for lane in 0..LANES {
                 parameters[lane] -= eta * delta[lane];
             }

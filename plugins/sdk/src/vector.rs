@@ -5,17 +5,43 @@
 
 use crate::LANES;
 
-/// Σₘ coefficients\[m\] · values\[m\]\[start ..\], for [`LANES`] values from `start`.
+/// Σₘ coefficients\[m\] · values\[m\]\[start ..\], for [`LANES`] values from `start`. Added up in the order of the contributions.
+///
+/// Four at a time: what a turn of the loop hands to the next must have canonical NaNs, which costs more than the sum.
 #[inline(always)]
 pub fn weighted_lanes(coefficients: &[f32], values: &[Vec<f32>], start: usize) -> [f32; LANES] {
     let mut sum = [0.0; LANES];
-    for (&coefficient, values) in coefficients.iter().zip(values) {
-        let values: &[f32; LANES] = lanes(values, start);
-        for lane in 0..LANES {
-            sum[lane] += coefficient * values[lane];
-        }
+    let (coefficients, last_coefficients) = coefficients.as_chunks::<4>();
+    let (values, last_values) = values.as_chunks::<4>();
+    for (coefficients, values) in coefficients.iter().zip(values) {
+        add_weighted(&mut sum, coefficients, values, start);
+    }
+    match last_coefficients {
+        &[a] => add_weighted(&mut sum, &[a], first(last_values), start),
+        &[a, b] => add_weighted(&mut sum, &[a, b], first(last_values), start),
+        &[a, b, c] => add_weighted(&mut sum, &[a, b, c], first(last_values), start),
+        _ => {}
     }
     sum
+}
+
+/// Adds coefficients · values of `N` contributions.
+#[inline(always)]
+fn add_weighted<const N: usize>(sum: &mut [f32; LANES], coefficients: &[f32; N], values: &[Vec<f32>; N], start: usize) {
+    let values: [&[f32; LANES]; N] = core::array::from_fn(|index| lanes(&values[index], start));
+    for lane in 0..LANES {
+        let mut total = sum[lane];
+        for index in 0..N {
+            total += coefficients[index] * values[index][lane];
+        }
+        sum[lane] = total;
+    }
+}
+
+/// The first `N`.
+#[inline(always)]
+fn first<T, const N: usize>(list: &[T]) -> &[T; N] {
+    list.first_chunk().expect("as many values as coefficients")
 }
 
 /// Σₘ coefficients\[m\] · values\[m\]\[index\].
@@ -60,33 +86,41 @@ pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     sum
 }
 
-/// Blocks of [`LANES`] values whose products [`dot_short`] adds up in f32.
+/// Blocks of [`LANES`] values whose products [`add_run`] adds up in f32.
 const RUN: usize = 16;
 
-/// Inner product, a third of the cost of [`dot`]: products and sums of 16 in f32, what follows in f64. Its error is below 2^-20 of Σ |a·b|, unless
-/// products leave the range of f32; see [`Gram::of`] for how to tell.
-pub fn dot_short(a: &[f32], b: &[f32]) -> f64 {
-    let length = a.len().min(b.len());
-    let (mut sum, mut start) = (0.0, 0);
-    while start < length {
-        let end = length.min(start + RUN * LANES);
-        let mut sums = [0.0_f32; LANES];
-        while start + LANES <= end {
-            let (x, y): (&[f32; LANES], &[f32; LANES]) = (lanes(a, start), lanes(b, start));
-            for lane in 0..LANES {
-                sums[lane] += x[lane] * y[lane];
-            }
-            start += LANES;
-        }
-        sum += fold(sums.map(f64::from));
-        if start < end {
-            for index in start..end {
-                sum += f64::from(a[index]) * f64::from(b[index]);
-            }
-            start = end;
-        }
+/// `sum` and the inner product of a run of up to [`RUN`] blocks, a third of the cost of [`dot`]: products and sums in f32, only their total in f64. Its error is below
+/// 2^-20 of Σ |a·b|, unless products leave the range of f32; see [`Gram::of`] for how to tell.
+#[inline(always)]
+fn add_run(mut sum: f64, a: &[f32], b: &[f32]) -> f64 {
+    let mut sums = [0.0_f32; LANES];
+    let (a, a_tail) = a.as_chunks::<LANES>();
+    let (b, b_tail) = b.as_chunks::<LANES>();
+    let (a_fours, a_rest) = a.as_chunks::<4>();
+    let (b_fours, b_rest) = b.as_chunks::<4>();
+    for (x, y) in a_fours.iter().zip(b_fours) {
+        add_products(&mut sums, x, y);
+    }
+    for (x, y) in a_rest.iter().zip(b_rest) {
+        add_products(&mut sums, &[*x], &[*y]);
+    }
+    sum += fold(sums.map(f64::from));
+    for (x, y) in a_tail.iter().zip(b_tail) {
+        sum += f64::from(*x) * f64::from(*y);
     }
     sum
+}
+
+/// Adds the products of `N` blocks, one after the other.
+#[inline(always)]
+fn add_products<const N: usize>(sums: &mut [f32; LANES], x: &[[f32; LANES]; N], y: &[[f32; LANES]; N]) {
+    for lane in 0..LANES {
+        let mut total = sums[lane];
+        for block in 0..N {
+            total += x[block][lane] * y[block][lane];
+        }
+        sums[lane] = total;
+    }
 }
 
 /// Squared L2 norm in f64.
@@ -108,17 +142,31 @@ impl Gram {
     }
 
     /// Of one chunk. Contributions whose squares might leave the range of f32 (their own sum tells) are handled in f64 throughout.
+    ///
+    /// Run by run, all pairs: so each run of values is in the nearest cache for all its pairs.
     pub fn of(values: &[Vec<f32>]) -> Gram {
-        let squares: Vec<f64> = values.iter().map(|list| dot_short(list, list)).collect();
-        let ordinary: Vec<bool> = squares.iter().map(|square| (1e-20..1e30).contains(square)).collect();
-        let mut products = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
-        for (a, list) in values.iter().enumerate() {
-            products.push(if ordinary[a] { squares[a] } else { norm_squared(list) });
-            for (b, other) in values.iter().enumerate().skip(a + 1) {
-                products.push(if ordinary[a] && ordinary[b] { dot_short(list, other) } else { dot(list, other) });
+        let mut gram = Gram::zero(values.len());
+        let length = values.iter().map(Vec::len).min().unwrap_or_default();
+        for start in (0..length).step_by(RUN * LANES) {
+            let end = length.min(start + RUN * LANES);
+            let mut product = gram.products.iter_mut();
+            for (a, list) in values.iter().enumerate() {
+                for (other, product) in values[a..].iter().zip(&mut product) {
+                    *product = add_run(*product, &list[start..end], &other[start..end]);
+                }
             }
         }
-        Gram { count: values.len(), products }
+        let ordinary: Vec<bool> =
+            (0..values.len()).map(|index| (1e-20..1e30).contains(&gram.product(index, index))).collect();
+        let mut product = gram.products.iter_mut();
+        for (a, list) in values.iter().enumerate() {
+            for (b, product) in (a..values.len()).zip(&mut product) {
+                if !(ordinary[a] && ordinary[b]) {
+                    *product = dot(list, &values[b]);
+                }
+            }
+        }
+        gram
     }
 
     /// Inner product of contributions `a` and `b`.
@@ -168,6 +216,12 @@ impl Gram {
 #[inline(always)]
 fn lanes<T>(values: &[T], start: usize) -> &[T; LANES] {
     values[start..start + LANES].first_chunk().expect("the slice has this length")
+}
+
+/// The same to write to.
+#[inline(always)]
+pub(crate) fn lanes_mut<T>(values: &mut [T], start: usize) -> &mut [T; LANES] {
+    values[start..start + LANES].first_chunk_mut().expect("the slice has this length")
 }
 
 /// Folds lanes pairwise: 32 → 16 → … → 1.
