@@ -89,6 +89,9 @@ fn too_costly(policy: Hash, what: impl Into<String>, limit: impl ToString, found
     Error::TooCostly { policy, what: what.into(), limit: limit.to_string(), found: found.to_string() }
 }
 
+/// Components and modules that may lie within each other: whoever rewrites and compiles them may recurse.
+const DEPTH_MAX: u32 = 64;
+
 struct Reader<'a> {
     policy: Hash,
     wasm: &'a [u8],
@@ -133,6 +136,10 @@ impl Reader<'_> {
         match payload {
             Payload::Version { encoding, .. } => {
                 self.depth += 1;
+                if self.depth > DEPTH_MAX {
+                    let found = format!("more than {DEPTH_MAX} of them");
+                    return Err(not_a_policy("components within components", found, "a linker makes two or three"));
+                }
                 if self.depth == 1 && *encoding == Encoding::Module {
                     return Err(not_a_policy(
                         "the file",

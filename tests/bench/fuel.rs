@@ -11,7 +11,11 @@ use tombolo::policy::{CHUNK_ELEMENTS, bundled_wasm};
 
 /// As the host prepares components.
 #[path = "../../host/policy/nan.rs"]
-#[allow(unused_imports, dead_code, reason = "its tests do not run here, and the name of the rewriting is for the host's cache")]
+#[allow(
+    unused_imports,
+    dead_code,
+    reason = "its tests do not run here, and the name of the rewriting is for the host's cache"
+)]
 mod nan;
 
 #[derive(ComponentType, Lower, Clone, Copy)]

@@ -87,6 +87,30 @@ fn a_component_that_starts_too_large_is_refused_when_loaded() {
 }
 
 #[test]
+fn components_within_components_without_end_are_refused_before_anything_recurses_into_them() {
+    // Innermost first: each wraps the one before as its section 4.
+    let header = [0, b'a', b's', b'm', 0x0d, 0, 1, 0];
+    let mut wasm = header.to_vec();
+    for _ in 0..50_000 {
+        let mut outer = header.to_vec();
+        outer.push(4);
+        let mut length = wasm.len();
+        while length >= 0x80 {
+            outer.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        outer.push(length as u8);
+        outer.extend(&wasm);
+        wasm = outer;
+        if wasm.len() > 900_000 {
+            break;
+        }
+    }
+    let error = impatient().load(&wasm).expect_err("far too deep");
+    assert!(matches!(&error, Error::NotAPolicy { what, .. } if what.contains("within")), "{error}");
+}
+
+#[test]
 fn a_trap_is_reported_and_the_instance_replaced() {
     let text = CodecText {
         encode: "(if (f32.eq (f32.load (local.get $values)) (f32.const 13)) (then (unreachable)))
