@@ -20,7 +20,13 @@ mod fuel;
 
 /// The twins of some codecs are their own sources, compiled natively.
 #[path = "../../plugins/sdk/src/nibble.rs"]
-#[allow(unused_imports, dead_code, reason = "its tests do not run here")]
+#[allow(
+    unused_imports,
+    dead_code,
+    clippy::manual_clamp,
+    clippy::needless_range_loop,
+    reason = "its tests do not run here, and its workspace has its own lints"
+)]
 mod nibble;
 #[path = "../../plugins/sdk/src/quantise.rs"]
 #[allow(unused_imports, dead_code, reason = "its tests do not run here, and two of its codecs have twins of their own")]
