@@ -130,6 +130,7 @@ fn standing(run: &str, record: &RunRecord, kept: &Kept, islands: &[(String, Card
             "codec": filled(ledger, Role::Codec),
             "merge": filled(ledger, Role::Merge),
             "pace": filled(ledger, Role::Pace),
+            "down": record.down.as_ref().map(|down| json!({ "policy": down.hash, "name": down.name, "config": down.config })),
         },
         "rounds": { "next": ledger.next_round, "committed": ledger.rounds_committed(), "skipped": ledger.rounds_skipped() },
         "tokens": { "merged": ledger.tokens(), "budget": record.spec.tokens },

@@ -4,7 +4,7 @@ use super::arguments::StatusArguments;
 use super::assembly::Run;
 use super::export::current_ledger;
 use super::role::location;
-use crate::bucket::record::{Body, Card, Entry, Failed, Fate, Progress};
+use crate::bucket::record::{Body, Card, Entry, Failed, Fate, PolicyUse, Progress};
 use crate::bucket::{Ledger, run_names};
 use crate::clock;
 use crate::error::Result;
@@ -65,12 +65,16 @@ async fn show(run: &Run) -> Result<()> {
     for (reason, count) in &fates.reasons {
         say!("    refused {count}: {reason}");
     }
+    let config = |policy: &PolicyUse| match policy.config.as_str() {
+        "" => "no configuration".to_string(),
+        config => config.to_string(),
+    };
     for role in [Role::Merge, Role::Codec, Role::Pace] {
         let (since, chosen) = ledger.active.since(role, ledger.next_round);
         let since = if since == 0 { String::new() } else { format!(" since round {since}") };
         let policy = &chosen.policy;
-        let config = if policy.config.is_empty() { "no configuration" } else { &policy.config };
-        say!("  {role}: {} ({:.12}), {config}{since}", policy.name.escape_debug(), policy.hash);
+        let (name, config) = (policy.name.escape_debug(), config(policy));
+        say!("  {role}: {name} ({:.12}), {config}{since}", policy.hash);
         if let Some(Failed { policy, why }) = &chosen.failed {
             let name = policy.name.escape_debug();
             say!("    ALERT: {name} ({:.12}) was given up for it: {}", policy.hash, why.escape_debug());
@@ -78,6 +82,9 @@ async fn show(run: &Run) -> Result<()> {
         for (round, chosen) in ledger.active.ahead(role, ledger.next_round) {
             say!("    from round {round} on: {} ({:.12})", chosen.policy.name.escape_debug(), chosen.policy.hash);
         }
+    }
+    if let Some(down) = &run.record.down {
+        say!("  way down: codec {} ({:.12}), {}", down.name.escape_debug(), down.hash, config(down));
     }
     let breadth: Vec<String> =
         ledger.breadth.iter().map(|(islands, rounds)| format!("{islands} in {rounds}")).collect();
