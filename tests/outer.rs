@@ -6,6 +6,8 @@ mod down;
 mod firewall;
 #[path = "policy/guest.rs"]
 mod guest;
+#[path = "outer/liar.rs"]
+mod liar;
 #[path = "outer/role.rs"]
 mod role;
 mod support;

@@ -3,6 +3,7 @@
 use crate::bucket::Rate;
 use crate::clock::Duration;
 use crate::policy::Role;
+use crate::sim::Attack;
 use clap::{Args, Parser, Subcommand};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ pub enum Command {
     Sim(SimArguments),
     /// Continue a text with an exported model
     Generate(GenerateArguments),
-    /// Measure: islands against data-parallel training on the same text, on virtual time
+    /// Measure: islands against data-parallel training on the same text, or with liars among them against the honest ones alone, on virtual time
     Bench(BenchArguments),
 }
 
@@ -243,9 +244,15 @@ pub struct BenchArguments {
     /// Seeds to measure, from the spec's on
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
-    /// Leave out data-parallel training, to compare variants of the islands alone
+    /// Leave out what the islands are compared with, to compare variants of the islands alone
     #[arg(long)]
     pub no_baseline: bool,
+    /// Let the last N islands lie, and compare with the honest ones alone instead of with data-parallel training
+    #[arg(long, value_name = "N", requires = "attack")]
+    pub liars: Option<usize>,
+    /// What liars offer: noise (100 times as long as their updates), flip (their updates with the opposite sign) or nan
+    #[arg(long, value_name = "ATTACK", requires = "liars", value_parser = super::bench::attack)]
+    pub attack: Option<Attack>,
     /// Threads of the trainer (default: all cores)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

@@ -7,6 +7,7 @@ mod blow;
 mod check;
 mod fault;
 mod fleet;
+mod liar;
 mod proxy;
 mod quality;
 mod rogue;
@@ -16,6 +17,7 @@ pub use blow::{Blow, Strike, Target, quiet, schedule};
 pub use check::{Checked, check_bucket};
 pub use fault::{Faults, Link, Trap};
 pub use fleet::{Fleet, Process, Report, Role, simulate};
+pub use liar::{Attack, Liar};
 pub use proxy::{Disturbance, Proxy};
 pub use quality::{Comparison, Quality, compare};
 
@@ -93,11 +95,29 @@ impl World {
     ///
     /// # Errors
     /// A role failed, or `limit` of virtual time has passed.
-    pub async fn run(&self, mut inner: impl FnMut(usize) -> Result<Box<dyn Inner>>, limit: Duration) -> Result<Ledger> {
+    pub async fn run(&self, inner: impl FnMut(usize) -> Result<Box<dyn Inner>>, limit: Duration) -> Result<Ledger> {
+        self.run_with_liars(inner, &[], limit).await
+    }
+
+    /// As [`World::run`], where the last islands write to the bucket as these liars do, one each.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn run_with_liars(
+        &self,
+        mut inner: impl FnMut(usize) -> Result<Box<dyn Inner>>,
+        liars: &[Bucket],
+        limit: Duration,
+    ) -> Result<Ledger> {
         let beat_every = self.steps.iter().min().copied().unwrap_or(Duration::from_millis(100)) * 2;
         let mut roles: JoinSet<Result<()>> = JoinSet::new();
+        let honest = self.steps.len().saturating_sub(liars.len());
         for (i, &step) in self.steps.iter().enumerate() {
-            let mut site = Some(self.site(&format!("island-{i}"), inner(i)?, beat_every));
+            let mut site = self.site(&format!("island-{i}"), inner(i)?, beat_every);
+            if let Some(bucket) = i.checked_sub(honest).and_then(|liar| liars.get(liar)) {
+                site.bucket = bucket.clone();
+            }
+            let mut site = Some(site);
             let mut once = move || site.take().ok_or_else(|| Error::bug("an island of this world has one life"));
             roles.spawn(async move {
                 let site = || std::future::ready(once());

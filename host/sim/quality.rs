@@ -1,18 +1,18 @@
 //! Is the committed model as good as data-parallel training? Islands on virtual time against one trainer that sees the same windows in the same
-//! order, all islands' batches of a step in one (method.md section 14).
+//! order, all islands' batches of a step in one (method.md section 14). And where some islands lie: is it as good as that of the honest ones alone?
 
-use super::{World, on_virtual_time, slow_store};
-use crate::bucket::Bucket;
+use super::{Attack, Liar, World, on_virtual_time, slow_store};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
+use crate::bucket::{Bucket, Ledger};
 use crate::clock::Duration;
 use crate::data::{Blocks, Corpus, Cursor};
 use crate::error::{Error, Result};
 use crate::island::{Inner, TextInner};
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::Runtime;
+use crate::policy::Policy;
 use crate::score::Evaluator;
-use crate::spec::Spec;
+use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Rules;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,13 +25,24 @@ const LATENCY: Duration = Duration::from_millis(10);
 /// One comparison.
 #[derive(Debug, Clone)]
 pub struct Quality {
-    /// The run; `islands`, `seed` and the policies count, `tokens` is derived.
+    /// The run; its `tokens` are derived.
     pub spec: Spec,
+    /// The codec that it names.
+    pub codec: Policy,
+    /// The merge policy that it names.
+    pub merge: Policy,
+    /// The pace that it names.
+    pub pace: Policy,
+    /// The codec of the way down, if it names one.
+    pub down: Option<Policy>,
     /// Inner steps of each island.
     pub steps: u64,
     /// Threads of every trainer.
     pub threads: usize,
-    /// Whether to train data-parallel too; without it there is no gap to tell.
+    /// Of the islands, how many lie, and how.
+    pub liars: Option<(usize, Attack)>,
+    /// Whether to train what the islands are compared with, too: data-parallel on the same windows, or, where some of them lie, the honest ones
+    /// alone. Without it there is no gap to tell.
     pub baseline: bool,
 }
 
@@ -40,47 +51,108 @@ pub struct Quality {
 pub struct Comparison {
     /// Held-out loss of the committed model, nats per token.
     pub islands: f32,
-    /// Held-out loss of data-parallel training on the same windows; none if it was not asked for.
-    pub data_parallel: Option<f32>,
+    /// Held-out loss of what it is compared with; none if it was not asked for.
+    pub baseline: Option<f32>,
     /// Inner steps that an island took on average, and that data-parallel training took.
     pub steps: u64,
     /// Rounds committed.
     pub rounds: u64,
     /// Share of the rounds that merged every island.
     pub full_rounds: f64,
+    /// Offers refused.
+    pub refused: u64,
+    /// Mean size of an offer in the bucket, in bytes: of the last ones, that were still there at the end.
+    pub offer_bytes: f64,
+    /// The same as bits for each value of the fragment offered.
+    pub offer_bits_per_value: f64,
 }
 
 impl Comparison {
-    /// How far the islands are behind, as a share of the data-parallel loss.
+    /// How far the islands are behind, as a share of the baseline's loss.
     pub fn gap(&self) -> Option<f64> {
-        self.data_parallel.map(|baseline| f64::from(self.islands) / f64::from(baseline) - 1.0)
+        self.baseline.map(|baseline| f64::from(self.islands) / f64::from(baseline) - 1.0)
     }
+}
+
+/// What a run came to.
+struct Trained {
+    parameters: Vec<f32>,
+    ledger: Ledger,
+    /// Inner steps of an island, on average.
+    steps: u64,
+    /// Blocks of data by island.
+    taken: BTreeMap<String, Vec<u64>>,
+    /// Of the offers that are still there: their bytes, how many they are, and the values of their fragments.
+    offers: (u64, u64, u64),
 }
 
 /// Trains both ways and scores both on the same held-out windows.
 ///
 /// # Errors
 /// The spec, the text or a policy does not fit; the run does not end.
-pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<Comparison> {
+pub fn compare(quality: &Quality, corpus: &Corpus) -> Result<Comparison> {
+    let spec = &quality.spec;
+    let (liars, _) = quality.liars.unwrap_or((0, Attack::Flip));
+    if liars >= spec.islands {
+        return Err(Error::invalid(format!("liars: expected fewer than the {} islands, found {liars}", spec.islands)));
+    }
+    let trained = train(quality, corpus)?;
+    let mut evaluator = Evaluator::new(spec, corpus, quality.threads)?;
+    let islands = evaluator.score(&trained.parameters)?;
+    let mut baseline = None;
+    if quality.baseline {
+        let parameters = match quality.liars {
+            None => data_parallel(quality, corpus, &trained)?.parameters().to_vec(),
+            Some(_) => {
+                let spec = Spec { islands: spec.islands - liars, ..spec.clone() };
+                train(&Quality { spec, liars: None, ..quality.clone() }, corpus)?.parameters
+            }
+        };
+        baseline = Some(evaluator.score(&parameters)?);
+    }
+    let rounds = trained.ledger.rounds_committed();
+    let full = trained.ledger.breadth.get(&(spec.islands as u64)).copied().unwrap_or(0);
+    let (bytes, offers, values) = trained.offers;
+    Ok(Comparison {
+        islands,
+        baseline,
+        steps: trained.steps,
+        rounds,
+        full_rounds: full as f64 / rounds.max(1) as f64,
+        refused: trained.ledger.fates.refused,
+        offer_bytes: bytes as f64 / offers.max(1) as f64,
+        offer_bits_per_value: 8.0 * bytes as f64 / values.max(1) as f64,
+    })
+}
+
+fn blocks(spec: &Spec, corpus: &Corpus) -> Result<Blocks> {
+    Blocks::new(corpus, spec.seed, spec.model.context, spec.islands).map_err(|e| Error::invalid(e.to_string()))
+}
+
+fn trainer(quality: &Quality) -> Result<Trainer> {
+    let spec = &quality.spec;
+    Ok(Trainer::new(Model::init(&spec.model_config(), spec.seed)?, spec.adamw(), quality.threads)?)
+}
+
+/// Islands, and a syncer, in a bucket in memory.
+fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
     let mut spec = quality.spec.clone();
     let batch_tokens = (spec.train.batch * spec.model.context) as u64;
     // Two of H steps are taken while a merge is under way and overwritten by it: they are trained, but not merged.
     let h = spec.outer.sync_steps as u64;
     let overlap = (spec.outer.overlap_steps as u64).min(h / 2);
-    spec.tokens = quality.steps * spec.islands as u64 * batch_tokens * (h - overlap) / h;
-    let blocks =
-        Blocks::new(corpus, spec.seed, spec.model.context, spec.islands).map_err(|e| Error::invalid(e.to_string()))?;
+    // Nothing of what is always refused is ever merged.
+    let merged = match quality.liars {
+        Some((liars, Attack::Nan)) => spec.islands - liars,
+        _ => spec.islands,
+    };
+    spec.tokens = quality.steps * merged as u64 * batch_tokens * (h - overlap) / h;
+    let blocks = blocks(&spec, corpus)?;
     let config = spec.model_config();
     let layout = Layout::of(&config);
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
     let initial = Model::init(&config, spec.seed)?;
-    let policy = |name: &str| runtime.bundled(name).map_err(|e| Error::invalid(format!("policy {name}")).because(e));
-    let (codec, merge, pace) = (policy(&spec.codec.policy)?, policy(&spec.merge.policy)?, policy(&spec.pace.policy)?);
-    let down = match spec.down.policy.as_str() {
-        "" => None,
-        name => Some(policy(name)?),
-    };
-    let used = |p: &crate::policy::Policy, s: &crate::spec::PolicySpec| PolicyUse {
+    let used = |p: &Policy, s: &PolicySpec| PolicyUse {
         name: s.policy.clone(),
         hash: p.hash().to_string(),
         config: String::from_utf8(s.config_json()).expect("JSON is UTF-8"),
@@ -92,64 +164,53 @@ pub fn compare(quality: &Quality, corpus: &Corpus, runtime: &Runtime) -> Result<
         layout: fragments.fingerprint().to_string(),
         corpus: corpus.fingerprint(),
         fragments: fragments.count(),
-        codec: used(&codec, &spec.codec),
-        merge: used(&merge, &spec.merge),
-        down: down.as_ref().map(|down| used(down, &spec.down)),
-        pace: used(&pace, &spec.pace),
+        codec: used(&quality.codec, &spec.codec),
+        merge: used(&quality.merge, &spec.merge),
+        down: quality.down.as_ref().map(|down| used(down, &spec.down)),
+        pace: used(&quality.pace, &spec.pace),
         chaos: false,
     };
     let world = World {
         bucket: Bucket::new(slow_store(LATENCY), &spec.run),
         record,
-        layout: layout.clone(),
+        layout,
         fragments: fragments.clone(),
-        codec,
-        merge,
-        pace,
-        others: down.into_iter().collect(),
+        codec: quality.codec.clone(),
+        merge: quality.merge.clone(),
+        pace: quality.pace.clone(),
+        others: quality.down.iter().cloned().collect(),
         steps: vec![STEP; spec.islands],
     };
-    let trainer = || Trainer::new(initial.clone(), spec.adamw(), quality.threads);
-    let (ledger, committed, steps, taken) = on_virtual_time(spec.seed, async {
+    let liars: Vec<Bucket> = match quality.liars {
+        Some((liars, attack)) => (0..liars as u64).map(|i| Liar::bucket(&world, attack, spec.seed + i)).collect(),
+        None => Vec::new(),
+    };
+    on_virtual_time(spec.seed, async {
         let window = Rules::of(&spec, fragments.count()).window();
         world.bucket.start(&fragments, &initial.parameters, window, "sim").await?;
         let make = |_: usize| -> Result<Box<dyn Inner>> {
-            Ok(Box::new(TextInner::new(trainer()?, blocks.clone(), spec.train.batch)))
+            Ok(Box::new(TextInner::new(trainer(quality)?, blocks.clone(), spec.train.batch)))
         };
-        let ledger = world.run(make, STEP * (quality.steps as u32 * 3 + 1000)).await?;
-        let committed = world.bucket.committed(&fragments, &ledger.versions).await?;
+        let ledger = world.run_with_liars(make, &liars, STEP * (quality.steps as u32 * 3 + 1000)).await?;
+        let parameters = world.bucket.committed(&fragments, &ledger.versions).await?;
         let mut steps = 0;
         for island in world.bucket.islands().await? {
             steps += world.bucket.card(&island).await?.map_or(0, |card| card.step);
         }
         let taken = world.bucket.claimed_blocks().await?;
-        Ok((ledger, committed, steps / spec.islands as u64, taken))
-    })?;
-    let mut evaluator = Evaluator::new(&spec, corpus, quality.threads)?;
-    let islands = evaluator.score(&committed)?;
-    let mut baseline = None;
-    if quality.baseline {
-        let parallel = data_parallel(&spec, &blocks, &taken, steps, trainer()?)?;
-        baseline = Some(evaluator.score(parallel.parameters())?);
-    }
-    let full = ledger.breadth.get(&(spec.islands as u64)).copied().unwrap_or(0);
-    Ok(Comparison {
-        islands,
-        data_parallel: baseline,
-        steps,
-        rounds: ledger.rounds_committed(),
-        full_rounds: full as f64 / ledger.rounds_committed().max(1) as f64,
+        let mut offers = (0, 0, 0);
+        for (id, bytes) in world.bucket.all_offers().await? {
+            let values = fragments.elements(ledger.fragment_of(id.round)) as u64;
+            offers = (offers.0 + bytes, offers.1 + 1, offers.2 + values);
+        }
+        Ok(Trained { parameters, steps: steps / spec.islands as u64, ledger, taken, offers })
     })
 }
 
 /// One trainer on the batches of all islands: at step s the windows that each island had at its step s.
-fn data_parallel(
-    spec: &Spec,
-    blocks: &Blocks,
-    taken: &BTreeMap<String, Vec<u64>>,
-    steps: u64,
-    mut trainer: Trainer,
-) -> Result<Trainer> {
+fn data_parallel(quality: &Quality, corpus: &Corpus, islands: &Trained) -> Result<Trainer> {
+    let (spec, taken, steps) = (&quality.spec, &islands.taken, islands.steps);
+    let (blocks, mut trainer) = (blocks(spec, corpus)?, trainer(quality)?);
     let (rows, context) = (spec.train.batch, spec.model.context);
     let mut lanes: Vec<(Cursor, VecDeque<u64>)> =
         taken.values().map(|blocks| (Cursor::at(blocks[0]), blocks[1..].iter().copied().collect())).collect();
