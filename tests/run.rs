@@ -234,6 +234,20 @@ fn roles_started_by_hand_train_a_submitted_run_and_leave_when_it_ends() {
     assert_generates(&workshop, "exported");
 }
 
+#[test]
+fn whoever_pairs_a_merge_rule_with_a_period_that_it_was_not_tuned_at_is_told() {
+    let workshop = Workshop::new("run = \"small\"", &SMALL.replace("sync_steps = 16", "sync_steps = 24"));
+    let told = workshop.run_well("submit spec.toml --bucket file:bucket").stderr;
+    assert_eq!(told, "", "rda was tuned with 24");
+    let activate = "policy activate file:bucket --run small --role merge --policy";
+    let told = workshop.run_well(&format!("{activate} krum")).stderr;
+    assert!(told.starts_with("warning: merge rule krum with outer nesterov has not been tuned"), "{told}");
+    workshop.write_spec("run = \"long\"", &SMALL.replace("sync_steps = 16", "sync_steps = 500"));
+    let told = workshop.run_well("submit spec.toml --bucket file:bucket").stderr;
+    assert!(told.starts_with("warning: merge rule rda was tuned with outer nesterov, H "), "{told}");
+    assert!(told.contains("not with H 500") && told.lines().count() == 1, "{told}");
+}
+
 /// At least 95 % of the rounds merge all islands, once they are all there and the rounds are paced. Measured on two cores that three
 /// compilers kept busy (load 10): 98.1 to 100 %.
 fn assert_merges_all_islands_nearly_always(place: &str, report: &Value, tape: &Tape) {

@@ -13,7 +13,7 @@ use crate::bucket::record::PolicyUse;
 use crate::bucket::{Location, Policies};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine};
+use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine, untuned};
 
 /// `tombolo policy`.
 ///
@@ -110,6 +110,12 @@ async fn activate(arguments: &PolicyActivateArguments) -> Result<()> {
     };
     let policy = PolicyUse { name: policy.clone(), hash, config };
     require_fit(&run.bucket, &run.record, &run.fragments, &runtime, *role, &policy).await?;
+    let hash = policy.hash.parse::<Hash>().map_err(|e| Error::invalid(policy.hash.clone()).because(e))?;
+    if *role == Role::Merge
+        && let Some(told) = untuned(hash, &policy.name, &policy.config, run.record.spec.outer.sync_steps as u64)
+    {
+        eprintln!("warning: {told}");
+    }
     let switch = activate::activate(&run.bucket, &run.record, *role, &policy, *from_round).await?;
     say!(
         "run {}: {role} policy {} ({}) from round {} on, by log entry {}",
@@ -251,6 +257,12 @@ fn show(card: &Card) {
         for (name, value) in &role.facts {
             say!("measured {:<58} {}", name.replace('_', " "), short(*value));
         }
+    }
+    for tuned in &card.tuned {
+        say!("tuned    {tuned}");
+    }
+    if card.tuned.is_empty() && card.roles.iter().any(|role| role.role == Role::Merge) {
+        say!("tuned    not that is known here");
     }
     say!("{}", if card.is_admitted() { "admitted" } else { "refused" });
 }

@@ -73,6 +73,9 @@ pub async fn conduct(arguments: RunArguments, chaos: Option<Order>) -> Result<()
     }
     let draft = if fresh_name { Draft::new(&spec, &runtime)? } else { draft };
     let draft = draft.struck(chaos.is_some());
+    if let Some(told) = draft.warning() {
+        eprintln!("warning: {told}");
+    }
     let corpus = draft.corpus.clone();
     let run = draft.submit(store, &location).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));

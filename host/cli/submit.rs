@@ -12,7 +12,7 @@ use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
 use crate::nonce::{nonce, sha256};
 use crate::outer::Fragments;
-use crate::policy::{Role, Runtime, bundled_wasm};
+use crate::policy::{Role, Runtime, bundled_wasm, untuned};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Rules;
 use object_store::ObjectStore;
@@ -108,6 +108,12 @@ impl Draft {
         self
     }
 
+    /// What whoever starts the run should be told of how its merge rule was tuned, if anything.
+    pub fn warning(&self) -> Option<String> {
+        let (merge, outer) = (&self.record.merge, &self.record.spec.outer);
+        untuned(merge.hash.parse().ok()?, &merge.name, &merge.config, outer.sync_steps as u64)
+    }
+
     /// Puts the run into the bucket at `location`, or finds that it is there already.
     ///
     /// # Errors
@@ -166,6 +172,9 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
         return Err(Error::invalid("memory: ends with this process; expected a bucket that other processes reach"));
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
+    if let Some(told) = draft.warning() {
+        eprintln!("warning: {told}");
+    }
     let run = draft.submit(open_for_writing(&location, true).await?, &location).await?;
     say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",

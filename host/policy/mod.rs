@@ -31,6 +31,7 @@ mod nan;
 mod pace;
 mod runtime;
 mod tensor;
+mod tuning;
 
 pub use admission::{CARD_FORMAT, Card, Check, Clock, RoleCard, admit, examine};
 pub use bundled::{bundled_name, bundled_names, bundled_wasm};
@@ -44,6 +45,7 @@ pub use merge::{Contribution, MergeSource, Merged, Round, merge};
 pub use pace::{Decision, Island, Lag, Pace, View};
 pub use runtime::{Policy, Runtime};
 pub use tensor::{At, CHUNK_ELEMENTS, Tensor, TensorKind, chunks};
+pub use tuning::{Tuned, tuned, untuned};
 
 /// What the functions here answer.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,6 +1,7 @@
 //! Islands that lie: two of eight send noise, their updates with the opposite sign, or NaN, in offers that are otherwise in order.
 
 use super::{Constant, spec, world};
+use crate::support::program::text;
 use tombolo::bucket::Ledger;
 use tombolo::clock::Duration;
 use tombolo::data::{Corpus, CorpusLimits, Source};
@@ -68,23 +69,10 @@ fn two_of_eight_who_send_nan_are_refused_and_move_nothing_whatever_the_rule() {
     }
 }
 
-/// Text with something to learn in it, the same on every machine.
-fn text() -> String {
-    let words = ["bar", "of", "sand", "ties", "the", "island", "to", "coast", "and", "tide"];
-    let mut state = 9u64;
-    let mut text = String::new();
-    while text.len() < 128 << 10 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        text += words[(state >> 33) as usize % words.len()];
-        text.push(if state >> 60 == 0 { '\n' } else { ' ' });
-    }
-    text
-}
-
-/// A model of 25,000 parameters on that text, eight islands of which two lie, beside the honest six alone.
+/// A model of 25,000 parameters on invented text, eight islands of which two lie, beside the honest six alone.
 fn on_text(rule: &str, attack: Attack) -> Comparison {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("text.txt"), text()).unwrap();
+    std::fs::write(folder.path().join("text.txt"), text(128 << 10, 9)).unwrap();
     let limits = CorpusLimits { held_out_bytes_min: 4 << 10, ..CorpusLimits::default() };
     let corpus = Corpus::open(&Source::Path(folder.path().to_owned()), &limits).unwrap();
     let runtime = Runtime::new(Limits::default(), None).unwrap();

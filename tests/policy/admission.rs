@@ -235,12 +235,16 @@ fn checked(arguments: &[&str]) -> (Option<i32>, String, String) {
 fn the_command_prints_the_card_of_what_it_admits() {
     let (code, said, errors) = checked(&["mean", "--config", r#"{"momentum": 0.5}"#]);
     assert_eq!((code, errors.as_str()), (Some(0), ""), "{said}");
-    for part in ["role     merge", "ok       equal offers", "gb per s", "fuel per value", "\nadmitted\n"] {
+    let tuned = "tuned    outer nesterov, H 24, overwrite (alpha 0) on adoption";
+    for part in ["role     merge", "ok       equal offers", "gb per s", "fuel per value", tuned, "\nadmitted\n"] {
         assert!(said.contains(part), "expected `{part}` in: {said}");
     }
+    let (_, said, _) = checked(&["krum"]);
+    assert!(said.contains("tuned    not that is known here"), "{said}");
     let (code, said, _) = checked(&["bf16", "--json"]);
     let card: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!((code, card["format"].as_u64(), card["roles"][0]["refused"].is_null()), (Some(0), Some(1), true));
+    assert!(card.get("tuned").is_none(), "only merge rules are tuned: {card}");
     assert_eq!(card["component_bytes"].as_u64(), Some(bundled_wasm("bf16").expect("bundled").len() as u64));
     for fact in ["bits_per_value", "encode_fuel_per_value", "encode_gb_per_s", "decode_gb_per_s"] {
         assert!(card["roles"][0]["facts"][fact].as_f64().is_some_and(|value| value > 0.0), "{fact}: {card}");

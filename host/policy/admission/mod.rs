@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Hash, Policy, Result, Role, Runtime};
+use super::{Error, Hash, Policy, Result, Role, Runtime, Tuned, tuned};
 
 /// The number in [`Card::format`].
 pub const CARD_FORMAT: u32 = 1;
@@ -34,6 +34,9 @@ pub struct Card {
     pub compile_ms: f64,
     /// Each of its roles.
     pub roles: Vec<RoleCard>,
+    /// What a bundled merge rule was tuned with; empty where nothing is known. No result of the admission.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<Tuned>,
 }
 
 /// What admission found out about one role of a component under one configuration.
@@ -93,7 +96,8 @@ pub fn examine(runtime: &Runtime, wasm: &[u8], config: &str, clock: Clock<'_>) -
     let compile_ms = clock().saturating_sub(begun).as_secs_f64() * 1_000.0;
     let roles = policy.roles().iter().map(|role| admit(&policy, *role, config.as_bytes(), Some(clock)));
     let roles = roles.collect::<Result<_>>()?;
-    Ok(Card { format: CARD_FORMAT, policy: policy.hash(), component_bytes: wasm.len() as u64, compile_ms, roles })
+    let (policy, component_bytes) = (policy.hash(), wasm.len() as u64);
+    Ok(Card { format: CARD_FORMAT, policy, component_bytes, compile_ms, roles, tuned: tuned(policy) })
 }
 
 /// Puts `policy` through the properties of `role` under `config` (JSON; empty for the defaults); where there is a `clock` (time since some instant of the
