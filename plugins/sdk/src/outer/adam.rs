@@ -1,8 +1,9 @@
 //! Adam (arXiv 1412.6980) on merged pseudo-gradients, as adaptive federated optimisation does (FedAdam, arXiv 2003.00295).
 //!
 //! m ← β₁·m + (1 − β₁)·Δ; v ← β₂·v + (1 − β₂)·Δ²; Θ ← Θ − η · m̂ / (√v̂ + ε), m̂ = m / (1 − β₁ᵏ), v̂ = v / (1 − β₂ᵏ), with k = merges of
-//! the fragment, this one included. A parameter moves by about η whatever the length of Δ, so η is of the size of an inner step
-//! and no share of Δ. State: m, v.
+//! the fragment, this one included. A parameter moves by about η whatever the length of Δ, so η is about as far as an
+//! island moves it between two merges, and no share of Δ. The first merges move noise as far as signal, so on short runs this is far behind Nesterov's
+//! momentum (EXPERIMENTS.md). State: m, v.
 
 use super::{cooled, sweep};
 use crate::bindings::Round;
@@ -21,11 +22,11 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// Reads `eta` (default 0.001), `beta1` (default 0.9), `beta2` (default 0.99), `epsilon` (default 1e-8) and `cooldown` (a third of
+    /// Reads `eta` (default 0.01), `beta1` (default 0.5), `beta2` (default 0.99), `epsilon` (default 1e-8) and `cooldown` (a third of
     /// the tokens).
     pub(super) fn configured(config: &Config, round: &Round) -> Result<Adam, String> {
-        let eta = config.number_within("eta", 0.001, 1e-9, 100.0, "between 1e-9 and 100")?;
-        let beta1 = config.number_within("beta1", 0.9, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
+        let eta = config.number_within("eta", 0.01, 1e-9, 100.0, "between 1e-9 and 100")?;
+        let beta1 = config.number_within("beta1", 0.5, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
         let beta2 = config.number_within("beta2", 0.99, 0.0, 0.9999, "at least 0 and below 1 (at most 0.9999)")?;
         let epsilon = config.number_within("epsilon", 1e-8, 1e-20, 1.0, "between 1e-20 and 1")?;
         let cooldown = config.number_within("cooldown", 1.0 / 3.0, 0.0, 1.0, "between 0 and 1")?;

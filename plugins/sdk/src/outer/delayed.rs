@@ -23,11 +23,11 @@ pub struct Delayed {
 }
 
 impl Delayed {
-    /// Reads `eta`, `momentum`, `warmup` and `cooldown` as [`Nesterov::configured`] does, `period` (N, default 4) and `spread` (s, default 0:
+    /// Reads `eta`, `momentum`, `warmup` and `cooldown` as [`Nesterov::configured`] does, `period` (N, default 2) and `spread` (s, default 0:
     /// momentum moves the parameters at renewals only).
     pub(super) fn configured(config: &Config, round: &Round) -> Result<Delayed, String> {
         let nesterov = Nesterov::configured(config, round)?;
-        let period = config.number_within("period", 4.0, 1.0, 1_000.0, "a whole number between 1 and 1000")?;
+        let period = config.number_within("period", 2.0, 1.0, 1_000.0, "a whole number between 1 and 1000")?;
         if period != period.trunc() {
             return Err("configuration: field \"period\" must be a whole number between 1 and 1000".into());
         }
