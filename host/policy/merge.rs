@@ -4,6 +4,7 @@
 //! `open`, `plan`, the observing passes, `step` and `close`; threads take the next chunk when they are done with one. No bit of the result depends on who took which:
 //! a chunk's answer depends on the chunk alone, blobs of a pass are handed on in chunk order, and what must be equal in all instances (plan and memo) is compared.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
@@ -56,38 +57,25 @@ pub struct Contribution {
     pub norm: f32,
 }
 
-/// The fragment's data, where the caller keeps it. Called from several threads at once, for different chunks; a chunk is stored once, after it was read for
-/// the last time.
+/// A chunk of values, lent where it lies: a slice, or a guard that gives one.
+pub type Lent<'a> = Box<dyn Deref<Target = [f32]> + 'a>;
+
+/// The fragment's data, where the caller keeps it. Called from several threads at once, for different chunks; a chunk is stored once, after it was lent for
+/// the last time and given back.
+///
+/// What is not in memory is read into `room`, which has the chunk's length, and lent there.
 pub trait MergeSource: Sync {
     /// Vectors of optimiser state that this fragment has; what the policy plans beyond them reads as zero.
     fn state_slots(&self) -> usize;
 
-    /// Writes the chunk at `at` of a contribution's pseudo-gradient (base − trained) into `out`.
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String>;
+    /// The chunk at `at` of a contribution's pseudo-gradient (base − trained).
+    fn values<'a>(&'a self, contribution: usize, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String>;
 
-    /// Writes the chunk at `at` of a vector of state, one of [`state_slots`](MergeSource::state_slots), into `out`.
-    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String>;
+    /// The chunk at `at` of a vector of state, one of [`state_slots`](MergeSource::state_slots).
+    fn state<'a>(&'a self, slot: usize, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String>;
 
-    /// Writes the chunk at `at` of the fragment's parameters before the round into `out`.
-    fn parameters(&self, at: At, out: &mut [f32]) -> std::result::Result<(), String>;
-
-    /// The chunk of `elements` values that [`values`](MergeSource::values) would write, where it lies in memory: saves a copy.
-    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
-        let _ = (contribution, at, elements);
-        None
-    }
-
-    /// The same for [`state`](MergeSource::state).
-    fn state_in_place(&self, slot: usize, at: At, elements: usize) -> Option<&[f32]> {
-        let _ = (slot, at, elements);
-        None
-    }
-
-    /// The same for [`parameters`](MergeSource::parameters).
-    fn parameters_in_place(&self, at: At, elements: usize) -> Option<&[f32]> {
-        let _ = (at, elements);
-        None
-    }
+    /// The chunk at `at` of the fragment's parameters before the round.
+    fn parameters<'a>(&'a self, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String>;
 
     /// Takes the chunk at `at` after the round: parameters and one list per planned slot of state.
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String>;
@@ -189,7 +177,7 @@ struct Worker {
     step: Func,
 }
 
-/// Room for one chunk of everything that is not in memory elsewhere.
+/// Room for one chunk of everything, for what is not in memory elsewhere.
 #[derive(Default)]
 struct Room {
     values: Vec<Vec<f32>>,
@@ -326,7 +314,7 @@ impl Job<'_> {
             queue.work(|index| {
                 let (at, elements) = self.chunks[index];
                 let values = self.values(&mut room.values, at, elements)?;
-                let blob = worker.observe(pass, at, &values)?;
+                let blob = worker.observe(pass, at, &slices(&values))?;
                 let held = held.fetch_add(blob.len(), Ordering::Relaxed) + blob.len();
                 if held > PASS_BYTES_MAX {
                     let expected = format!("at most {PASS_BYTES_MAX} over all chunks");
@@ -348,18 +336,14 @@ impl Job<'_> {
             let mut room = Room::default();
             queue.work(|index| {
                 let (at, elements) = self.chunks[index];
-                let values = self.values(&mut room.values, at, elements)?;
-                let state = self.state(&mut room.state, plan.state_slots as usize, at, elements)?;
-                let parameters = match self.source.parameters_in_place(at, elements) {
-                    Some(parameters) => self.whole("the parameters", parameters, elements)?,
-                    None => {
-                        room.parameters.resize(elements, 0.0);
-                        let read = self.source.parameters(at, &mut room.parameters);
-                        read.map_err(|reason| self.unread("reading the parameters", at, reason))?;
-                        &room.parameters
-                    }
+                let stepped = {
+                    let values = self.values(&mut room.values, at, elements)?;
+                    let state = self.state(&mut room.state, plan.state_slots as usize, at, elements)?;
+                    room.parameters.resize(elements, 0.0);
+                    let parameters = self.source.parameters(at, &mut room.parameters);
+                    let parameters = self.lent("reading the parameters", at, elements, parameters)?;
+                    worker.step(at, &slices(&values), &slices(&state), &parameters)?
                 };
-                let stepped = worker.step(at, &values, &state, parameters)?;
                 let stored = self.source.store(at, &stepped.parameters, &stepped.state);
                 stored.map_err(|reason| self.unread("storing the merged chunk", at, reason))
             })
@@ -367,22 +351,15 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A chunk of every contribution, checked to be finite; read into `room` where it is not in memory.
-    fn values<'a>(&'a self, room: &'a mut Vec<Vec<f32>>, at: At, elements: usize) -> Result<Vec<&'a [f32]>> {
+    /// A chunk of every contribution, checked to be finite.
+    fn values<'a>(&'a self, room: &'a mut Vec<Vec<f32>>, at: At, elements: usize) -> Result<Vec<Lent<'a>>> {
         room.resize(self.contributions.len(), Vec::new());
         let mut values = Vec::with_capacity(room.len());
-        for (index, (list, contribution)) in room.iter_mut().zip(self.contributions).enumerate() {
-            let list = match self.source.values_in_place(index, at, elements) {
-                Some(list) => self.whole("a contribution", list, elements)?,
-                None => {
-                    list.resize(elements, 0.0);
-                    let read = self.source.values(index, at, list);
-                    let what = || format!("reading the contribution of {}", contribution.island);
-                    read.map_err(|reason| self.unread(&what(), at, reason))?;
-                    list
-                }
-            };
-            if let Some(index) = first_not_finite(list) {
+        for (index, (room, contribution)) in room.iter_mut().zip(self.contributions).enumerate() {
+            room.resize(elements, 0.0);
+            let what = format!("reading the contribution of {}", contribution.island);
+            let list = self.lent(&what, at, elements, self.source.values(index, at, room))?;
+            if let Some(index) = first_not_finite(&list) {
                 return Err(Error::Input {
                     what: "values of a contribution",
                     expected: "finite values".into(),
@@ -401,40 +378,44 @@ impl Job<'_> {
         slots: usize,
         at: At,
         elements: usize,
-    ) -> Result<Vec<&'a [f32]>> {
-        let known = self.source.state_slots();
+    ) -> Result<Vec<Lent<'a>>> {
         room.resize(slots, Vec::new());
-        let mut state = Vec::with_capacity(slots);
-        for (slot, list) in room.iter_mut().enumerate() {
-            let in_place = if slot < known { self.source.state_in_place(slot, at, elements) } else { None };
-            state.push(match in_place {
-                Some(list) => self.whole("optimiser state", list, elements)?,
-                None => {
-                    list.clear();
-                    list.resize(elements, 0.0);
-                    if slot < known {
-                        let read = self.source.state(slot, at, list);
-                        read.map_err(|reason| self.unread("reading optimiser state", at, reason))?;
-                    }
-                    list
-                }
-            });
+        let mut state: Vec<Lent<'a>> = Vec::with_capacity(slots);
+        for (slot, room) in room.iter_mut().enumerate() {
+            room.resize(elements, 0.0);
+            if slot < self.source.state_slots() {
+                state.push(self.lent("reading optimiser state", at, elements, self.source.state(slot, at, room))?);
+            } else {
+                // Nothing else is ever read into this room.
+                state.push(Box::new(&room[..]));
+            }
         }
         Ok(state)
     }
 
-    /// `list`, if it is as long as its chunk.
-    fn whole<'a>(&self, what: &'static str, list: &'a [f32], elements: usize) -> Result<&'a [f32]> {
-        if list.len() == elements {
-            return Ok(list);
+    /// What the source has lent, if it is as long as its chunk.
+    fn lent<'a>(
+        &self,
+        what: &str,
+        at: At,
+        elements: usize,
+        lent: std::result::Result<Lent<'a>, String>,
+    ) -> Result<Lent<'a>> {
+        let lent = lent.map_err(|reason| self.unread(what, at, reason))?;
+        if lent.len() == elements {
+            return Ok(lent);
         }
-        Err(Error::Input { what, expected: format!("{elements} values in place"), found: list.len().to_string() })
+        Err(self.unread(what, at, format!("{} values instead of {elements}", lent.len())))
     }
 
     fn unread(&self, what: &str, at: At, reason: String) -> Error {
         let tensor = self.tensors.get(at.tensor as usize).map_or("?", |tensor| tensor.name.as_str());
         Error::Source { what: format!("{what} at {} of {tensor}", at.offset), reason }
     }
+}
+
+fn slices<'a>(lists: &'a [Lent<'_>]) -> Vec<&'a [f32]> {
+    lists.iter().map(|list| &list[..]).collect()
 }
 
 /// The chunks still to be done, shared by the workers.

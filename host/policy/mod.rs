@@ -41,7 +41,7 @@ pub use error::Error;
 pub use hash::{Hash, HashError};
 pub use inspect::Role;
 pub use limit::Limits;
-pub use merge::{Contribution, MergeSource, Merged, Round, merge};
+pub use merge::{Contribution, Lent, MergeSource, Merged, Round, merge};
 pub use pace::{Decision, Island, Lag, Pace, View};
 pub use runtime::{Policy, Runtime};
 pub use tensor::{At, CHUNK_ELEMENTS, Tensor, TensorKind, chunks};

@@ -4,7 +4,7 @@ use super::run::Desk;
 use crate::bucket::record::OuterFacts;
 use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Step, Vector};
 use crate::error::{Error, Result};
-use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, MergeSource, Policy, Role, Round, Tensor};
+use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, Lent, MergeSource, Policy, Role, Round, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is merged. Vectors are flat fragments; contributions are sorted by island, so that arrival changes nothing.
@@ -45,15 +45,16 @@ struct Source<'a> {
 }
 
 /// An answer to the policy's host.
-type Answer = std::result::Result<(), String>;
+type Answer<T = ()> = std::result::Result<T, String>;
 
 impl Source<'_> {
     fn start(&self, at: At) -> usize {
         self.starts[at.tensor as usize] + at.offset as usize
     }
 
-    fn copy(&self, from: &Vector, at: At, out: &mut [f32]) -> Answer {
-        from.read(self.start(at), out).map_err(|e| e.chain())
+    fn read<'a>(&self, from: &Vector, at: At, room: &'a mut [f32]) -> Answer<Lent<'a>> {
+        from.read(self.start(at), room).map_err(|e| e.chain())?;
+        Ok(Box::new(&*room))
     }
 
     fn write(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<()> {
@@ -70,21 +71,21 @@ impl Source<'_> {
 }
 
 impl MergeSource for Source<'_> {
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> Answer {
+    fn values<'a>(&'a self, contribution: usize, at: At, room: &'a mut [f32]) -> Answer<Lent<'a>> {
         (self.progress)();
-        self.copy(&self.input.contributions[contribution].1, at, out)
+        self.read(&self.input.contributions[contribution].1, at, room)
     }
 
     fn state_slots(&self) -> usize {
         self.input.state.slots.len()
     }
 
-    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> Answer {
-        self.copy(&self.input.state.slots[slot], at, out)
+    fn state<'a>(&'a self, slot: usize, at: At, room: &'a mut [f32]) -> Answer<Lent<'a>> {
+        self.read(&self.input.state.slots[slot], at, room)
     }
 
-    fn parameters(&self, at: At, out: &mut [f32]) -> Answer {
-        self.copy(self.input.parameters, at, out)
+    fn parameters<'a>(&'a self, at: At, room: &'a mut [f32]) -> Answer<Lent<'a>> {
+        self.read(self.input.parameters, at, room)
     }
 
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Answer {

@@ -7,12 +7,13 @@
 //! clock, and on a busy one the work of others counts for less.
 
 use std::hint::black_box;
-use std::sync::Mutex;
+use std::ops::Deref;
+use std::sync::{RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::Instant;
 
 use tombolo::policy::{
-    At, CHUNK_ELEMENTS, Codec, Contribution, Limits, MergeSource, Policy, Round, Runtime, Tensor, TensorKind,
+    At, CHUNK_ELEMENTS, Codec, Contribution, Lent, Limits, MergeSource, Policy, Round, Runtime, Tensor, TensorKind,
     bundled_names, bundled_wasm, chunks, merge,
 };
 
@@ -106,10 +107,13 @@ fn medians(jobs: &mut [Job<'_>], threads: usize) -> Vec<f64> {
     seconds.into_iter().map(median).collect()
 }
 
+/// Parameters and state of a chunk.
+type Held = (Vec<f32>, Vec<f32>);
+
 /// A fragment of one tensor, cut into chunks that threads can write at once.
 struct Memory {
     values: Vec<Vec<f32>>,
-    chunks: Vec<Mutex<(Vec<f32>, Vec<f32>)>>,
+    chunks: Vec<RwLock<Held>>,
 }
 
 impl Memory {
@@ -117,12 +121,23 @@ impl Memory {
         let values = (0..CONTRIBUTIONS as u32).map(|seed| noise(seed, count)).collect();
         let parameters = noise(9, count);
         let chunks =
-            parameters.chunks(CHUNK_ELEMENTS).map(|chunk| Mutex::new((chunk.to_vec(), vec![0.0; chunk.len()])));
+            parameters.chunks(CHUNK_ELEMENTS).map(|chunk| RwLock::new((chunk.to_vec(), vec![0.0; chunk.len()])));
         Memory { values, chunks: chunks.collect() }
     }
 
-    fn chunk(&self, at: At) -> &Mutex<(Vec<f32>, Vec<f32>)> {
+    fn chunk(&self, at: At) -> &RwLock<Held> {
         &self.chunks[at.offset as usize / CHUNK_ELEMENTS]
+    }
+}
+
+/// One of the two vectors of a chunk, as long as nobody writes them.
+struct Part<'a>(RwLockReadGuard<'a, Held>, fn(&Held) -> &Vec<f32>);
+
+impl Deref for Part<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        (self.1)(&self.0)
     }
 }
 
@@ -130,23 +145,17 @@ impl MergeSource for Memory {
     fn state_slots(&self) -> usize {
         1
     }
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> Result<(), String> {
-        out.copy_from_slice(&self.values[contribution][at.offset as usize..][..out.len()]);
-        Ok(())
+    fn values<'a>(&'a self, contribution: usize, at: At, room: &'a mut [f32]) -> Result<Lent<'a>, String> {
+        Ok(Box::new(&self.values[contribution][at.offset as usize..][..room.len()]))
     }
-    fn state(&self, _: usize, at: At, out: &mut [f32]) -> Result<(), String> {
-        out.copy_from_slice(&self.chunk(at).lock().expect("sound").1);
-        Ok(())
+    fn state<'a>(&'a self, _: usize, at: At, _: &'a mut [f32]) -> Result<Lent<'a>, String> {
+        Ok(Box::new(Part(self.chunk(at).read().expect("sound"), |held| &held.1)))
     }
-    fn parameters(&self, at: At, out: &mut [f32]) -> Result<(), String> {
-        out.copy_from_slice(&self.chunk(at).lock().expect("sound").0);
-        Ok(())
-    }
-    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
-        Some(&self.values[contribution][at.offset as usize..][..elements])
+    fn parameters<'a>(&'a self, at: At, _: &'a mut [f32]) -> Result<Lent<'a>, String> {
+        Ok(Box::new(Part(self.chunk(at).read().expect("sound"), |held| &held.0)))
     }
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
-        let mut chunk = self.chunk(at).lock().expect("sound");
+        let mut chunk = self.chunk(at).write().expect("sound");
         chunk.0.copy_from_slice(parameters);
         if let Some(state) = state.first() {
             chunk.1.copy_from_slice(state);
@@ -177,7 +186,7 @@ fn native(memory: &Memory, threads: usize) {
         for part in 0..threads {
             scope.spawn(move || {
                 for (index, chunk) in memory.chunks.iter().enumerate().skip(part).step_by(threads) {
-                    let mut chunk = chunk.lock().expect("sound");
+                    let mut chunk = chunk.write().expect("sound");
                     let (parameters, buffer) = &mut *chunk;
                     let values = [0, 1, 2, 3].map(|list: usize| &memory.values[list][index * CHUNK_ELEMENTS..]);
                     native_chunk([0.25; CONTRIBUTIONS], values, parameters, buffer);

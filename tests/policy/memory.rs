@@ -3,7 +3,8 @@
 use std::sync::{Mutex, OnceLock};
 
 use tombolo::policy::{
-    At, Contribution, Error, Limits, MergeSource, Merged, Policy, Round, Runtime, Tensor, TensorKind, chunks, merge,
+    At, Contribution, Error, Lent, Limits, MergeSource, Merged, Policy, Round, Runtime, Tensor, TensorKind, chunks,
+    merge,
 };
 
 /// One engine for all tests of this process.
@@ -80,34 +81,26 @@ impl MergeSource for Merging<'_> {
         self.before.state.len()
     }
 
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> Result<(), String> {
+    /// Every second contribution where it lies, so that both ways are taken in every merge.
+    fn values<'a>(&'a self, contribution: usize, at: At, room: &'a mut [f32]) -> Result<Lent<'a>, String> {
         let place = self.before.place(at);
-        out.copy_from_slice(&self.values[contribution][place..place + out.len()]);
-        Ok(())
+        let values = &self.values[contribution][place..place + room.len()];
+        if contribution % 2 == 1 {
+            return Ok(Box::new(values));
+        }
+        room.copy_from_slice(values);
+        Ok(Box::new(&*room))
     }
 
-    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> Result<(), String> {
+    fn state<'a>(&'a self, slot: usize, at: At, room: &'a mut [f32]) -> Result<Lent<'a>, String> {
         let place = self.before.place(at);
-        out.copy_from_slice(&self.before.state[slot][place..place + out.len()]);
-        Ok(())
+        room.copy_from_slice(&self.before.state[slot][place..place + room.len()]);
+        Ok(Box::new(&*room))
     }
 
-    fn parameters(&self, at: At, out: &mut [f32]) -> Result<(), String> {
+    fn parameters<'a>(&'a self, at: At, room: &'a mut [f32]) -> Result<Lent<'a>, String> {
         let place = self.before.place(at);
-        out.copy_from_slice(&self.before.parameters[place..place + out.len()]);
-        Ok(())
-    }
-
-    /// Every second contribution, so that both ways are taken in every merge.
-    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
-        let place = self.before.place(at);
-        (contribution % 2 == 1).then(|| &self.values[contribution][place..place + elements])
-    }
-
-    /// Every second chunk.
-    fn parameters_in_place(&self, at: At, elements: usize) -> Option<&[f32]> {
-        let place = self.before.place(at);
-        (at.tensor % 2 == 1).then(|| &self.before.parameters[place..place + elements])
+        Ok(Box::new(&self.before.parameters[place..place + room.len()]))
     }
 
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {

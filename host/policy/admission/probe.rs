@@ -3,7 +3,7 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 
 use crate::policy::merge::metered;
-use crate::policy::{At, Contribution, MergeSource, Policy, Result, Round, Tensor, TensorKind, chunks};
+use crate::policy::{At, Contribution, Lent, MergeSource, Policy, Result, Round, Tensor, TensorKind, chunks};
 
 /// Values between −`scale` and `scale` that look like a pseudo-gradient, the same for the same seed: a linear congruential generator's upper bits.
 pub(super) fn noise(seed: u32, count: usize, scale: f32) -> Vec<f32> {
@@ -169,37 +169,22 @@ impl MergeSource for Source<'_> {
         self.before.state.len()
     }
 
-    fn values(&self, contribution: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        out.copy_from_slice(self.part(&self.values[contribution], at, out.len()));
-        Ok(())
-    }
-
-    fn state(&self, slot: usize, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        out.copy_from_slice(self.part(&self.before.state[slot], at, out.len()));
-        Ok(())
-    }
-
-    fn parameters(&self, at: At, out: &mut [f32]) -> std::result::Result<(), String> {
-        out.copy_from_slice(self.part(&self.before.parameters, at, out.len()));
-        Ok(())
-    }
-
-    fn values_in_place(&self, contribution: usize, at: At, elements: usize) -> Option<&[f32]> {
+    fn values<'a>(&'a self, contribution: usize, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String> {
         if let Some(meeting) = &self.meeting
             && contribution == 0
             && self.early.contains(&at)
         {
             meeting.wait();
         }
-        Some(self.part(&self.values[contribution], at, elements))
+        Ok(Box::new(self.part(&self.values[contribution], at, room.len())))
     }
 
-    fn state_in_place(&self, slot: usize, at: At, elements: usize) -> Option<&[f32]> {
-        Some(self.part(&self.before.state[slot], at, elements))
+    fn state<'a>(&'a self, slot: usize, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String> {
+        Ok(Box::new(self.part(&self.before.state[slot], at, room.len())))
     }
 
-    fn parameters_in_place(&self, at: At, elements: usize) -> Option<&[f32]> {
-        Some(self.part(&self.before.parameters, at, elements))
+    fn parameters<'a>(&'a self, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String> {
+        Ok(Box::new(self.part(&self.before.parameters, at, room.len())))
     }
 
     fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String> {
