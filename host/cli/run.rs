@@ -73,11 +73,11 @@ pub async fn conduct(arguments: RunArguments, chaos: Option<Order>) -> Result<()
     }
     let draft = if fresh_name { Draft::new(&spec, &runtime)? } else { draft };
     let draft = draft.struck(chaos.is_some());
-    if let Some(told) = draft.warning() {
+    let (corpus, warning) = (draft.corpus.clone(), draft.warning());
+    let run = draft.submit(store, &location).await?;
+    if let Some(told) = warning {
         eprintln!("warning: {told}");
     }
-    let corpus = draft.corpus.clone();
-    let run = draft.submit(store, &location).await?;
     let out = arguments.out.clone().unwrap_or_else(|| Path::new(HOME).join(&spec.run));
     // What the end of the run writes to is made at its beginning, so that hours of training are not reported nowhere.
     for folder in [Some(out.as_path()), arguments.report.as_deref().and_then(Path::parent)].into_iter().flatten() {

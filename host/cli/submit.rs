@@ -172,10 +172,11 @@ pub async fn command(arguments: SubmitArguments) -> Result<()> {
         return Err(Error::invalid("memory: ends with this process; expected a bucket that other processes reach"));
     }
     let draft = Draft::new(&spec, &policy_runtime()?)?;
-    if let Some(told) = draft.warning() {
+    let warning = draft.warning();
+    let run = draft.submit(open_for_writing(&location, true).await?, &location).await?;
+    if let Some(told) = warning {
         eprintln!("warning: {told}");
     }
-    let run = draft.submit(open_for_writing(&location, true).await?, &location).await?;
     say!(
         "run {} is in {}; start islands and a syncer on any machine that reaches it:",
         run.record.spec.run,
