@@ -78,6 +78,12 @@ pub fn try_on(role: Role, policy: &Policy, config: &str, spec: &Spec, fragments:
     }
 }
 
+/// What whoever pairs this policy with a run of `spec` should be told of how it was tuned, if anything; a warning, no refusal.
+pub fn untuned(role: Role, policy: &PolicyUse, spec: &Spec) -> Option<String> {
+    let hash = policy.hash.parse().ok().filter(|_| role == Role::Merge)?;
+    policy::untuned(hash, &policy.name, &policy.config, spec.outer.sync_steps as u64)
+}
+
 /// Merges one made-up offer, the smallest fragment's.
 fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) -> Result<()> {
     let refused = |e| Error::invalid("merge: the policy does not merge with its configuration").because(e);

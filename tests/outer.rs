@@ -16,6 +16,7 @@ mod switch;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tokio::task::JoinSet;
 use tombolo::bucket::payload::{Chunk, Data, content_hash};
 use tombolo::bucket::record::{Body, Card, Entry, FORMAT, Fate, IslandState, PolicyUse, RunRecord};
 use tombolo::bucket::{Bucket, Ledger, OfferHeader, OfferId, OuterState, Vector};
@@ -73,6 +74,17 @@ async fn world_of(mut spec: Spec, layout: Layout, islands: usize) -> Result<Worl
     bucket.start(&fragments, &vec![0.0; layout.elements()], 1, "test").await?;
     let (others, steps) = (Vec::new(), vec![STEP; islands]);
     Ok(World { bucket, record, layout, fragments, codec, merge, pace, others, steps })
+}
+
+/// Waits until all roles have ended, each as it should, for `limit` at most.
+async fn ended(mut roles: JoinSet<Result<()>>, limit: Duration) -> Result<()> {
+    let all = clock::timeout(limit, async {
+        while let Some(role) = roles.join_next().await {
+            role.expect("no role panics")?;
+        }
+        Ok(())
+    });
+    all.await.map_err(|_| Error::unavailable("the run did not end"))?
 }
 
 fn spec(fragments: usize, merge: &str, config: &str) -> Spec {

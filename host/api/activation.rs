@@ -6,7 +6,7 @@ use super::query::Query;
 use super::run::{find, follow};
 use super::token::Caller;
 use super::{Answer, Service, body, json};
-use crate::activate::{activate, require_fit};
+use crate::activate::{activate, require_fit, untuned};
 use crate::bucket::CONFIG_BYTES_MAX;
 use crate::bucket::policy::canonical;
 use crate::bucket::record::PolicyUse;
@@ -152,6 +152,7 @@ pub async fn switch(
             "config": config,
             "from_round": switch.from_round,
             "log_entry": switch.seq,
+            "warning": untuned(role, &used, &record.spec),
         }),
     ))
 }

@@ -2,8 +2,8 @@
 
 use super::key::OfferId;
 use crate::data::Cursor;
-use crate::policy::Role;
-use crate::spec::Spec;
+use crate::policy::{Policy, Role};
+use crate::spec::{PolicySpec, Spec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -22,6 +22,12 @@ pub struct PolicyUse {
 }
 
 impl PolicyUse {
+    /// This policy, as a spec names and configures it.
+    pub fn of(spec: &PolicySpec, policy: &Policy) -> PolicyUse {
+        let config = String::from_utf8(spec.config_json()).expect("JSON is UTF-8");
+        PolicyUse { name: spec.policy.clone(), hash: policy.hash().to_string(), config }
+    }
+
     /// Whether both are the same component with the same configuration.
     pub fn is_same(&self, other: &PolicyUse) -> bool {
         (&self.hash, &self.config) == (&other.hash, &other.config)

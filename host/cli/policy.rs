@@ -13,7 +13,7 @@ use crate::bucket::record::PolicyUse;
 use crate::bucket::{Location, Policies};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine, untuned};
+use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine};
 
 /// `tombolo policy`.
 ///
@@ -110,10 +110,7 @@ async fn activate(arguments: &PolicyActivateArguments) -> Result<()> {
     };
     let policy = PolicyUse { name: policy.clone(), hash, config };
     require_fit(&run.bucket, &run.record, &run.fragments, &runtime, *role, &policy).await?;
-    let hash = policy.hash.parse::<Hash>().map_err(|e| Error::invalid(policy.hash.clone()).because(e))?;
-    if *role == Role::Merge
-        && let Some(told) = untuned(hash, &policy.name, &policy.config, run.record.spec.outer.sync_steps as u64)
-    {
+    if let Some(told) = activate::untuned(*role, &policy, &run.record.spec) {
         eprintln!("warning: {told}");
     }
     let switch = activate::activate(&run.bucket, &run.record, *role, &policy, *from_round).await?;

@@ -5,14 +5,14 @@
 
 use super::arguments::{SpecArguments, SubmitArguments};
 use super::assembly::{Run, cores, open_corpus, open_for_writing, policy_runtime, policy_wasm};
-use crate::activate::{require_admission, try_on};
+use crate::activate::{require_admission, try_on, untuned};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};
 use crate::bucket::{Bucket, Location};
 use crate::data::{Blocks, Corpus};
 use crate::error::{Error, Result};
-use crate::nonce::{nonce, sha256};
+use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::{Role, Runtime, bundled_wasm, untuned};
+use crate::policy::{Role, Runtime, bundled_wasm};
 use crate::spec::{PolicySpec, Spec};
 use crate::syncer::Rules;
 use object_store::ObjectStore;
@@ -110,8 +110,7 @@ impl Draft {
 
     /// What whoever starts the run should be told of how its merge rule was tuned, if anything.
     pub fn warning(&self) -> Option<String> {
-        let (merge, outer) = (&self.record.merge, &self.record.spec.outer);
-        untuned(merge.hash.parse().ok()?, &merge.name, &merge.config, outer.sync_steps as u64)
+        untuned(Role::Merge, &self.record.merge, &self.record.spec)
     }
 
     /// Puts the run into the bucket at `location`, or finds that it is there already.
@@ -157,11 +156,11 @@ fn policy_use(field: &str, spec: &PolicySpec, role: Role, runtime: &Runtime) -> 
             roles.join(" and ")
         )));
     }
-    let config = String::from_utf8(spec.config_json()).expect("JSON is UTF-8");
+    let used = PolicyUse::of(spec, &policy);
     if bundled_wasm(&spec.policy).is_none() {
-        require_admission(&spec.policy, &policy, role, &config)?;
+        require_admission(&spec.policy, &policy, role, &used.config)?;
     }
-    Ok((PolicyUse { name: spec.policy.clone(), hash: sha256(&wasm), config }, wasm))
+    Ok((used, wasm))
 }
 
 /// `tombolo submit`.

@@ -12,7 +12,7 @@ use crate::nonce::nonce;
 use crate::outer::Fragments;
 use crate::policy::Policy;
 use crate::score::Evaluator;
-use crate::spec::{PolicySpec, Spec};
+use crate::spec::Spec;
 use crate::syncer::Rules;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -152,11 +152,6 @@ fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
     let layout = Layout::of(&config);
     let fragments = Arc::new(Fragments::partition(&layout, spec.outer.fragments)?);
     let initial = Model::init(&config, spec.seed)?;
-    let used = |p: &Policy, s: &PolicySpec| PolicyUse {
-        name: s.policy.clone(),
-        hash: p.hash().to_string(),
-        config: String::from_utf8(s.config_json()).expect("JSON is UTF-8"),
-    };
     let record = RunRecord {
         format: FORMAT,
         nonce: nonce(),
@@ -164,10 +159,10 @@ fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
         layout: fragments.fingerprint().to_string(),
         corpus: corpus.fingerprint(),
         fragments: fragments.count(),
-        codec: used(&quality.codec, &spec.codec),
-        merge: used(&quality.merge, &spec.merge),
-        down: quality.down.as_ref().map(|down| used(down, &spec.down)),
-        pace: used(&quality.pace, &spec.pace),
+        codec: PolicyUse::of(&spec.codec, &quality.codec),
+        merge: PolicyUse::of(&spec.merge, &quality.merge),
+        down: quality.down.as_ref().map(|down| PolicyUse::of(&spec.down, down)),
+        pace: PolicyUse::of(&spec.pace, &quality.pace),
         chaos: false,
     };
     let world = World {

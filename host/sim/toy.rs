@@ -50,14 +50,9 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         merge: bundled(&spec.merge.policy)?,
         pace: bundled(&spec.pace.policy)?,
     };
-    let used = |policy: &Policy, spec: &crate::spec::PolicySpec| PolicyUse {
-        name: spec.policy.clone(),
-        hash: policy.hash().to_string(),
-        config: String::from_utf8(spec.config_json()).expect("JSON is UTF-8"),
-    };
     let down = match spec.down.policy.as_str() {
         "" => None,
-        name => Some(used(&bundled(name)?, &spec.down)),
+        name => Some(PolicyUse::of(&spec.down, &bundled(name)?)),
     };
     let record = RunRecord {
         format: FORMAT,
@@ -65,9 +60,9 @@ pub fn record(spec: Spec, fragments: &Fragments, runtime: &Runtime) -> Result<(R
         layout: fragments.fingerprint().to_string(),
         corpus: String::new(),
         fragments: fragments.count(),
-        codec: used(&policies.codec, &spec.codec),
-        merge: used(&policies.merge, &spec.merge),
-        pace: used(&policies.pace, &spec.pace),
+        codec: PolicyUse::of(&spec.codec, &policies.codec),
+        merge: PolicyUse::of(&spec.merge, &policies.merge),
+        pace: PolicyUse::of(&spec.pace, &policies.pace),
         down,
         spec,
         chaos: false,

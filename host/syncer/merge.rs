@@ -1,10 +1,9 @@
 //! One round through the merge policy. The fragment's data stays where it lies, in memory or in temporary files; the policy sees chunks of it.
 
-use super::run::Desk;
 use crate::bucket::record::OuterFacts;
-use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Step, Vector};
+use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Vector};
 use crate::error::{Error, Result};
-use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, Lent, MergeSource, Policy, Role, Round, Tensor};
+use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, Lent, MergeSource, Policy, Round, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is merged. Vectors are flat fragments; contributions are sorted by island, so that arrival changes nothing.
@@ -132,28 +131,6 @@ pub fn merge_round(
     let state = OuterState { slots, memo: merged.memo, residual: None };
     let outer = outer_facts(input, &merged.weights, &parameters)?;
     Ok(RoundOutput { parameters, state, weights: merged.weights, outer })
-}
-
-/// Takes the way down: where the run names a codec for it, what is committed of a merge is `before` and the step as it decodes. The step carries what the last one
-/// lost, `residual`. An error leaves `output` as it was.
-///
-/// # Errors
-/// Unavailable: a temporary file or the bucket fails. Anything else: the codec cannot be loaded, or fails.
-pub(super) async fn step_down(
-    desk: &Desk,
-    p: usize,
-    before: &Vector,
-    output: &mut RoundOutput,
-    residual: Option<&Vector>,
-) -> Result<Option<Step>> {
-    let Some(down) = &desk.record.down else { return Ok(None) };
-    let codec = desk.shelf.get(Role::Codec, down).await?;
-    let codec = (&codec, down.config.as_bytes());
-    let (step, committed, lost) =
-        Step::encode(&down.name, codec, &desk.tensors[p], before, &output.parameters, residual)?;
-    output.parameters = committed;
-    output.state.residual = lost;
-    Ok(Some(step))
 }
 
 /// Sums run in the order of the values, so that the chunks in which they are read change nothing.

@@ -1,9 +1,10 @@
 //! The syncer: closes rounds, merges what was offered, commits. A role that any process can take; safety rests on the log alone.
 //!
-//! `machine` decides when the pace policy is asked, when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the merge policy, `duty` says whether
+//! `machine` decides when the pace policy is asked, when a round is closed and with which offers (pure), `offer` is the firewall, `merge` runs the merge policy, `down` takes the way down, `duty` says whether
 //! this syncer deserves its role. The I/O is in three files: `run` is the loop, `role` is about who acts, `round` does what is decided about a round. `verify` recomputes what was committed, `replay` does so under
 //! another policy.
 
+mod down;
 mod duty;
 mod machine;
 mod merge;

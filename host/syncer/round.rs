@@ -5,7 +5,8 @@
 //! no log entry names, and the next syncer merges the round again from the same offers; after (4) the round is committed for good. Whoever
 //! loses the index reads on and decides anew, so two syncers at once waste work and break nothing.
 
-use super::merge::{RoundInput, merge_round, step_down};
+use super::down::step_down;
+use super::merge::{RoundInput, merge_round};
 use super::offer::{Facts, NO_WEIGHT, Verdict, check};
 use super::run::{Desk, Syncer, lock};
 use crate::bucket::payload::Stored;

@@ -1,6 +1,7 @@
 //! Recomputing merges: given the objects that a commit names, anyone gets the same bytes (guarantee G6). The log is the tape.
 
-use super::merge::{RoundInput, RoundOutput, merge_round, step_down};
+use super::down::step_down;
+use super::merge::{RoundInput, RoundOutput, merge_round};
 use super::offer::{NO_WEIGHT, decode};
 use super::run::Desk;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord};

@@ -10,7 +10,7 @@ use super::{CODECS, CONTRIBUTIONS, Job, medians, noise};
 use tombolo::policy::{CHUNK_ELEMENTS, bundled_wasm};
 
 /// As the host prepares components.
-#[path = "../../host/policy/nan.rs"]
+#[path = "../../host/policy/nan/mod.rs"]
 #[allow(
     unused_imports,
     dead_code,

@@ -1,14 +1,6 @@
 //! The way down: versions travel as encoded steps, every reader comes to the same bits, and whatever is wrong with a step costs bytes, never progress.
 
-use futures::stream::BoxStream;
-use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult,
-};
-use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::task::JoinSet;
+use object_store::ObjectStoreExt;
 use tombolo::bucket::record::{StepRef, Version};
 use tombolo::bucket::{Step, Tail};
 use tombolo::policy::{CHUNK_ELEMENTS, Policy};
@@ -16,79 +8,31 @@ use tombolo::sim::toy::{Drift, Seen};
 
 use super::*;
 use crate::guest::CodecText;
+use crate::support::watched::{Call, Watched};
 
-/// A store as an island sees it, that counts what it reads of fragments and may show it no whole versions but the initial ones, or no sound steps.
-#[derive(Debug)]
-struct Sight {
-    inner: Arc<dyn ObjectStore>,
-    whole: bool,
-    sound: bool,
-    steps_read: AtomicU64,
-    wholes_read: AtomicU64,
+fn is_step((what, key): Call<'_>) -> bool {
+    what == "get" && key.ends_with(".step.arrow")
 }
 
-impl Sight {
-    fn of(world: &World, whole: bool, sound: bool) -> Arc<Sight> {
-        let inner = world.bucket.store().clone();
-        Arc::new(Sight { inner, whole, sound, steps_read: AtomicU64::new(0), wholes_read: AtomicU64::new(0) })
-    }
-
-    fn read(&self) -> (u64, u64) {
-        (self.steps_read.load(Ordering::Relaxed), self.wholes_read.load(Ordering::Relaxed))
-    }
+/// A version of a fragment, read whole.
+fn is_whole((what, key): Call<'_>) -> bool {
+    what == "get" && key.contains("/fragment/") && !key.ends_with(".step.arrow")
 }
 
-impl fmt::Display for Sight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an island's sight of {}", self.inner)
-    }
+/// A whole version that is none of the two initial ones.
+fn is_whole_and_made(call: Call<'_>) -> bool {
+    is_whole(call) && ![0, 1].iter().any(|round| call.1.contains(&format!("/{round:020}-")))
 }
 
-type Stored<T> = object_store::Result<T>;
+/// Steps and whole versions that were read through a store.
+fn read(store: &Watched) -> (u64, u64) {
+    (store.calls(is_step), store.calls(is_whole))
+}
 
-#[async_trait::async_trait]
-impl ObjectStore for Sight {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Stored<PutResult> {
-        self.inner.put_opts(location, payload, opts).await
-    }
-
-    async fn put_multipart_opts(&self, at: &Path, opts: PutMultipartOptions) -> Stored<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, opts).await
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Stored<GetResult> {
-        let key = location.as_ref();
-        if key.ends_with(".step.arrow") {
-            self.steps_read.fetch_add(1, Ordering::Relaxed);
-            if !self.sound {
-                // Another object of the bucket in its place: bytes that no codec wrote.
-                return self.inner.get_opts(&Path::from("quickstart/run.json"), options).await;
-            }
-        } else if key.contains("/fragment/") {
-            self.wholes_read.fetch_add(1, Ordering::Relaxed);
-            let initial = key.contains("/00000000000000000000-") || key.contains("/00000000000000000001-");
-            if !self.whole && !initial {
-                return Err(object_store::Error::NotFound { path: key.into(), source: "out of sight".into() });
-            }
-        }
-        self.inner.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, at: BoxStream<'static, Stored<Path>>) -> BoxStream<'static, Stored<Path>> {
-        self.inner.delete_stream(at)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Stored<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Stored<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Stored<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
+/// The world as an island finds it that reaches the bucket through a store of its own, which fails what `refuses` names.
+fn through(world: &World, refuses: fn(Call<'_>) -> bool) -> (World, Arc<Watched>) {
+    let store = Arc::new(Watched::refusing(world.bucket.store().clone(), refuses));
+    (World { bucket: Bucket::new(store.clone(), &world.record.spec.run), ..world.clone() }, store)
 }
 
 /// Two fragments of more than one chunk each.
@@ -100,8 +44,8 @@ fn wide() -> Layout {
 }
 
 /// A run over [`wide`] whose versions go down by `down`.
-async fn wide_world(down: &Policy, merge_config: &str) -> Result<World> {
-    let mut spec = Spec { tokens: 400, ..spec(2, "mean", merge_config) };
+async fn wide_world(down: &Policy) -> Result<World> {
+    let mut spec = Spec { tokens: 400, ..spec(2, "mean", SGD) };
     spec.keep.versions = 1_000;
     let mut world = world_of(spec, wide(), 2).await?;
     world.record.down = Some(PolicyUse { name: "down".into(), hash: down.hash().to_string(), config: String::new() });
@@ -110,21 +54,17 @@ async fn wide_world(down: &Policy, merge_config: &str) -> Result<World> {
     Ok(world)
 }
 
-/// Runs an island per sight, each as soon as so many rounds are committed, and a syncer, to the end of the run. Gives the ledger, every commit's version with that
-/// which it extends, and what was noted.
-async fn run(
-    world: &World,
-    islands: &[(&str, Arc<Sight>, u64)],
-) -> Result<(Ledger, Vec<(Version, Version)>, Vec<String>)> {
+/// Runs islands, each in the world as it finds it and as soon as so many rounds are committed, and a syncer, to the end of the run. Gives the ledger, every
+/// commit's version with that which it extends, and what was noted.
+async fn run(world: &World, islands: &[(&str, &World, u64)]) -> Result<(Ledger, Vec<(Version, Version)>, Vec<String>)> {
     let (sender, mut events) = tokio::sync::mpsc::channel(100_000);
     let sink = Sink::Channel(sender);
     let mut roles = JoinSet::new();
-    for (name, sight, rounds) in islands {
+    for &(name, found, rounds) in islands {
         let inner = Box::new(Drift::new(name, world.layout.elements(), Seen::default()));
-        let bucket = Bucket::new(sight.clone(), &world.record.spec.run);
-        let mut site = Some(Site { bucket, sink: sink.clone(), ..world.site(name, inner, STEP) });
+        let mut site = Some(Site { sink: sink.clone(), ..found.site(name, inner, STEP) });
         let once = move || std::future::ready(site.take().ok_or_else(|| Error::bug("one life")));
-        let (rounds, world) = (*rounds, world.clone());
+        let world = world.clone();
         roles.spawn(async move {
             while world.ledger().await?.rounds_committed() < rounds {
                 clock::sleep(STEP).await;
@@ -134,13 +74,7 @@ async fn run(
     }
     let desk = syncer::Desk { sink, ..world.desk(STEP) };
     roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
-    let ended = clock::timeout(Duration::from_secs(600), async {
-        while let Some(role) = roles.join_next().await {
-            role.expect("no role panics")?;
-        }
-        Ok::<(), Error>(())
-    });
-    ended.await.map_err(|_| Error::unavailable("the run did not end"))??;
+    ended(roles, Duration::from_secs(600)).await?;
     let mut tail = Tail::new(Ledger::of(&world.record));
     let mut versions = Vec::new();
     for entry in tail.advance(&world.bucket, usize::MAX).await? {
@@ -169,22 +103,21 @@ fn runtime() -> Runtime {
 fn islands_that_see_steps_only_and_one_that_joins_from_a_whole_version_come_to_the_same_bits() {
     on_virtual_time(61, async {
         let down = runtime().bundled("int4").unwrap();
-        let world = wide_world(&down, SGD).await?;
-        let blind = || Sight::of(&world, false, true);
-        let (a, b, late) = (blind(), blind(), Sight::of(&world, true, true));
-        let (ledger, versions, notes) =
-            run(&world, &[("a", a.clone(), 0), ("b", b.clone(), 0), ("late", late.clone(), 6)]).await?;
+        let world = wide_world(&down).await?;
+        let [a, b] = [(); 2].map(|()| through(&world, is_whole_and_made));
+        let late = through(&world, |_| false);
+        let (ledger, versions, notes) = run(&world, &[("a", &a.0, 0), ("b", &b.0, 0), ("late", &late.0, 6)]).await?;
         assert!(notes.iter().all(|note| !note.contains("ALERT")), "{notes:?}");
         assert_eq!((ledger.fates.late, ledger.fates.refused), (0, 0));
         assert!(ledger.breadth.get(&2).is_some_and(|&rounds| rounds > 3), "{:?}", ledger.breadth);
         assert!(ledger.breadth.get(&3).is_some_and(|&rounds| rounds > 3), "the joiner keeps up: {:?}", ledger.breadth);
-        for sight in [&a, &b] {
-            let (steps, wholes) = sight.read();
+        for (_, store) in [&a, &b] {
+            let (steps, wholes) = read(store);
             assert!(steps > 10 && wholes == 2, "{steps} steps and {wholes} whole versions");
         }
-        assert_eq!(late.read().1, 2, "whole versions are for joining");
+        assert_eq!(read(&late.1).1, 2, "whole versions are for joining");
 
-        // By hand, what a version is: the one before it, and what the step decodes to.
+        // What a version is: the one before it, and what the step decodes to.
         for (base, made) in &versions {
             let p = (made.round % 2) as usize;
             assert_eq!(made.step.as_ref().map(|step| step.from), Some(base.round));
@@ -215,9 +148,8 @@ fn islands_that_see_steps_only_and_one_that_joins_from_a_whole_version_come_to_t
 fn what_one_step_loses_goes_into_the_next() {
     on_virtual_time(62, async {
         let down = runtime().bundled("int4").unwrap();
-        let world = wide_world(&down, SGD).await?;
-        let sight = Sight::of(&world, true, true);
-        let (_, versions, _) = run(&world, &[("a", sight, 0)]).await?;
+        let world = wide_world(&down).await?;
+        let (_, versions, _) = run(&world, &[("a", &world, 0)]).await?;
         let decay = Codec::open(&down, b"", &world.fragments.policy_tensors(0)).unwrap().traits().feedback_decay;
         assert_eq!(decay, Some(1.0), "the identity below holds for a residual that is carried whole");
         let mut sum: Vec<Vec<f64>> = (0..2).map(|p| vec![0.0; world.fragments.elements(p)]).collect();
@@ -248,16 +180,22 @@ fn what_one_step_loses_goes_into_the_next() {
 }
 
 #[test]
-fn an_island_for_which_steps_are_damaged_reads_whole_versions_says_so_once_and_keeps_up() {
+fn islands_that_cannot_go_a_step_read_whole_versions_and_keep_up_and_say_so_once_where_a_step_is_wrong() {
     on_virtual_time(63, async {
-        let down = runtime().bundled("int8").unwrap();
-        let world = wide_world(&down, SGD).await?;
-        let (a, b) = (Sight::of(&world, true, true), Sight::of(&world, true, false));
-        let (ledger, _, notes) = run(&world, &[("a", a, 0), ("b", b.clone(), 0)]).await?;
+        let (down, other) = (runtime().bundled("int8").unwrap(), runtime().bundled("bf16").unwrap());
+        let world = wide_world(&down).await?;
+        let gone = through(&world, is_step);
+        // To this one, steps are bytes that its codec cannot have written.
+        let (mut wrong, read_wrong) = through(&world, |_| false);
+        wrong.record.down = Some(PolicyUse { hash: other.hash().to_string(), ..wrong.record.down.unwrap() });
+        wrong.others.push(other);
+        let (ledger, _, notes) = run(&world, &[("a", &world, 0), ("gone", &gone.0, 0), ("wrong", &wrong, 0)]).await?;
         assert_eq!(notes.iter().filter(|note| note.contains("reads versions whole")).count(), 1, "{notes:?}");
-        let (steps, wholes) = b.read();
-        assert!(steps > 5 && wholes >= steps, "{steps} steps and {wholes} whole versions");
-        assert_eq!((ledger.fates.late, ledger.fates.refused), (0, 0), "it keeps up");
+        for store in [&gone.1, &read_wrong] {
+            let (steps, wholes) = read(store);
+            assert!(steps > 5 && wholes >= steps, "{steps} steps and {wholes} whole versions");
+        }
+        assert_eq!((ledger.fates.late, ledger.fates.refused), (0, 0), "they keep up");
         Ok(())
     })
     .unwrap();
@@ -267,13 +205,13 @@ fn an_island_for_which_steps_are_damaged_reads_whole_versions_says_so_once_and_k
 fn a_codec_that_fails_on_the_way_down_costs_bytes_and_no_round() {
     on_virtual_time(64, async {
         let bad = runtime().load(&CodecText { encode: "(unreachable)", ..CodecText::default() }.wasm()).unwrap();
-        let world = wide_world(&bad, SGD).await?;
-        let (a, b) = (Sight::of(&world, true, true), Sight::of(&world, true, true));
-        let (ledger, versions, notes) = run(&world, &[("a", a.clone(), 0), ("b", b, 0)]).await?;
+        let world = wide_world(&bad).await?;
+        let (a, store) = through(&world, |_| false);
+        let (ledger, versions, notes) = run(&world, &[("a", &a, 0), ("b", &world, 0)]).await?;
         assert!(versions.len() > 10 && versions.iter().all(|(_, made)| made.step.is_none()));
         assert_eq!(notes.iter().filter(|note| note.contains("without a step down")).count(), versions.len());
         assert_eq!((ledger.fates.late, ledger.fates.refused), (0, 0));
-        assert_eq!(a.read().0, 0);
+        assert_eq!(read(&store).0, 0);
         Ok(())
     })
     .unwrap();
@@ -283,7 +221,7 @@ fn a_codec_that_fails_on_the_way_down_costs_bytes_and_no_round() {
 fn a_step_that_is_absent_another_models_or_leads_elsewhere_is_refused_with_its_key() {
     on_virtual_time(65, async {
         let down = runtime().bundled("bf16").unwrap();
-        let world = wide_world(&down, SGD).await?;
+        let world = wide_world(&down).await?;
         let (bucket, fragments) = (&world.bucket, &world.fragments);
         let tensors = fragments.policy_tensors(0);
         let values = |seed: usize| -> Vec<f32> {

@@ -1,7 +1,6 @@
 //! Switching policies while a run goes on: everybody at the same round, recomputed to the same bytes; and what fails is given up for what did not.
 
 use futures::StreamExt;
-use tokio::task::JoinSet;
 use tombolo::activate;
 use tombolo::bucket::record::{Activate, Body, Commit, Entry, Fate, PolicyUse};
 use tombolo::bucket::{Shelf, Tail};
@@ -37,13 +36,7 @@ async fn with_islands(
     let desk = Desk { shelf: shelf.clone(), ..world.desk(STEP) };
     roles.spawn(async move { syncer::run(desk, std::future::pending()).await.map(|_| ()) });
     switches().await?;
-    let ended = clock::timeout(Duration::from_secs(3_000), async {
-        while let Some(role) = roles.join_next().await {
-            role.expect("no role panics")?;
-        }
-        Ok::<(), Error>(())
-    });
-    ended.await.map_err(|_| Error::unavailable("the run did not end"))??;
+    ended(roles, Duration::from_secs(3_000)).await?;
     let mut tail = Tail::new(Ledger::of(&world.record));
     let entries = tail.advance(&world.bucket, usize::MAX).await?;
     let entries = entries.into_iter().collect::<std::result::Result<Vec<_>, _>>().expect("no entry is void");

@@ -377,7 +377,9 @@ fn a_run_is_switched_to_a_policy_of_the_bucket_that_fits_it_and_to_no_other() {
 
     let switched = ask("merge", &median, ",\"config\":{\"eta\":0.5},\"from_round\":\"next\"").json();
     let config = "{\"eta\":0.5}";
-    let expected = serde_json::json!({ "run": "small", "role": "merge", "policy": median, "config": config, "from_round": next, "log_entry": 1 });
+    let warning = switched["warning"].as_str().expect("nobody tuned it");
+    assert!(warning.starts_with("merge rule median with outer nesterov has not been tuned"), "{warning}");
+    let expected = serde_json::json!({ "run": "small", "role": "merge", "policy": median, "config": config, "from_round": next, "log_entry": 1, "warning": warning });
     assert_eq!(switched, expected);
     let after = server.get("/v1/runs/small").json();
     let chosen = serde_json::json!({ "policy": median, "name": "median", "config": config, "from_round": next, "gave_up": null });
@@ -391,7 +393,8 @@ fn a_run_is_switched_to_a_policy_of_the_bucket_that_fits_it_and_to_no_other() {
     assert_eq!(server.upload("", bundled_wasm("fixed").expect("bundled")).status, 201);
     let (_, found) = ask("pace", &fixed, ",\"config\":{\"grace_ms\":-1}").problem(422, "body.policy");
     assert!(found.contains("grace_ms"), "{found}");
-    assert_eq!(ask("pace", &fixed, ",\"config\":{\"grace_ms\":50}").json()["from_round"].as_u64(), Some(next));
+    let switched = ask("pace", &fixed, ",\"config\":{\"grace_ms\":50}").json();
+    assert_eq!((switched["from_round"].as_u64(), &switched["warning"]), (Some(next), &serde_json::Value::Null));
     let pace = &server.get("/v1/runs/small").json()["policies"]["pace"]["ahead"][0];
     assert_eq!((pace["policy"].as_str(), pace["config"].as_str()), (Some(&*fixed), Some("{\"grace_ms\":50}")));
 }
