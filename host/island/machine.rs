@@ -79,7 +79,8 @@ pub struct Machine {
     places: Vec<Place>,
     open: std::ops::Range<u64>,
     offered: BTreeSet<u64>,
-    credit: f64,
+    /// What the steps so far have earned: P each, and an offer costs H.
+    credit: usize,
     tokens_merged: u64,
     /// Tokens of this island over all lives, and what became of them; what is in flight is counted anew each time.
     trained: u64,
@@ -112,7 +113,7 @@ impl Machine {
             places: places.collect(),
             open: ledger.open_rounds(),
             offered: BTreeSet::new(),
-            credit: 0.0,
+            credit: 0,
             tokens_merged: ledger.tokens(),
             trained: 0,
             progress: Progress {
@@ -216,14 +217,14 @@ impl Machine {
             place.facts.steps += 1;
             place.facts.tokens += tokens;
         }
-        let a_step = self.rules.fragments as f64 / self.rules.sync_steps as f64;
-        self.credit = (self.credit + a_step).min(a_step.max(1.0));
+        // Whole offers that were not made are not made up for; the rest of one is kept, or the distance would be more than H/P steps.
+        self.credit = self.credit % self.rules.sync_steps + self.rules.fragments;
     }
 
     /// The next offer that is due at this step boundary, which is thereby taken as made. With `draining`, the distance to the last offer is
     /// not kept: whatever is open goes out.
     pub fn offer_due(&mut self, draining: bool) -> Option<Due> {
-        if self.stopped.is_some() || (self.credit < 1.0 - 1e-9 && !draining) {
+        if self.stopped.is_some() || (self.credit < self.rules.sync_steps && !draining) {
             return None;
         }
         for round in self.open.clone() {
@@ -239,7 +240,7 @@ impl Machine {
             if fit {
                 place.outstanding = Some(round);
                 self.offered.insert(round);
-                self.credit = (self.credit - 1.0).max(0.0);
+                self.credit = self.credit.saturating_sub(self.rules.sync_steps);
                 return Some(Due { round, fragment: p, facts });
             }
         }
@@ -320,3 +321,6 @@ impl Machine {
         self.places.iter().map(|p| p.facts).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! How often an island offers.
+
+use super::*;
+use crate::bucket::Active;
+use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse};
+
+/// An island of a run that has just started.
+fn machine(fragments: usize, sync_steps: usize) -> Machine {
+    let policy = |digit: &str| PolicyUse { name: "p".into(), hash: digit.repeat(64), config: String::new() };
+    let mut ledger = Ledger::new(fragments, 4, Active::new(&policy("a"), &policy("b"), &policy("c")));
+    let version = |round| Version { round, hash: "0".repeat(64), state: None, step: None };
+    let body = Body::Start { versions: (0..fragments as u64).map(version).collect(), window: fragments as u64 };
+    let seq = ledger.next;
+    let entry = Entry { format: FORMAT, seq, nonce: "n".into(), writer: "w".into(), term: 0, body };
+    ledger.apply(seq, &entry).expect("it extends the log");
+    Machine::new("island", 1, Rules { fragments, sync_steps, staleness_max: 4 }, &ledger)
+}
+
+/// One step, and the rounds that are offered for after it.
+fn step(machine: &mut Machine) -> Vec<u64> {
+    machine.stepped(8);
+    std::iter::from_fn(|| machine.offer_due(false)).map(|due| due.round).collect()
+}
+
+#[test]
+fn an_island_offers_p_fragments_in_h_steps_whether_one_divides_the_other_or_not() {
+    for (fragments, sync_steps) in [(24, 24), (21, 24), (24, 16), (24, 13), (6, 24), (24, 12), (7, 3), (1, 500)] {
+        let mut machine = machine(fragments, sync_steps);
+        let mut offers = 0;
+        for _ in 0..10 * sync_steps {
+            for round in step(&mut machine) {
+                offers += 1;
+                machine.skip(round, fragments as u64);
+            }
+        }
+        assert_eq!(offers, 10 * fragments, "P {fragments}, H {sync_steps}");
+    }
+}
+
+#[test]
+fn offers_that_were_not_made_are_not_made_up_for() {
+    let mut machine = machine(24, 16);
+    let open: Vec<u64> = (0..40).flat_map(|_| step(&mut machine)).collect();
+    assert_eq!(open, (24..48).collect::<Vec<u64>>(), "the rounds that were open");
+    for round in open {
+        machine.skip(round, 24);
+    }
+    assert!(step(&mut machine).len() <= 2, "P / H is 1.5");
+}
