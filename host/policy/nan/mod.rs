@@ -7,11 +7,12 @@
 //! if every result had been made canonical; the tests hold random code to that.
 //!
 //! What counts as a use is followed through the operand stack and the locals of straight-line code. At every branch, call and block boundary all results
-//! that are still held anywhere count as seen. What is not known here counts as looking.
+//! on the stack count as seen, and those in locals if anything, anywhere in the function, looks at what such a local was left with; so a sum that a loop
+//! carries from turn to turn is made canonical after the loop, where it is stored. What is not known here counts as looking.
 //!
 //! Only function bodies change: instructions are put in, and up to three locals a function. Bytes are taken to be valid (`inspect` has validated them).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wasmparser::{
     BinaryReader, BlockType, CodeSectionReader, ContType, FrameKind, FuncType, FunctionBody, FunctionSectionReader,
@@ -19,7 +20,7 @@ use wasmparser::{
 };
 
 /// Names this rewriting in the cache of compiled code: to be changed with it.
-pub(super) const REWRITING: &str = "nan 1";
+pub(super) const REWRITING: &str = "nan 2";
 
 type Result<T> = std::result::Result<T, wasmparser::BinaryReaderError>;
 
@@ -122,7 +123,7 @@ fn body(function: &FunctionBody<'_>, parameters: u32) -> Result<Vec<u8>> {
 }
 
 /// What a float result is made as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Shape {
     F32,
     F64,
@@ -131,6 +132,8 @@ enum Shape {
 }
 
 impl Shape {
+    const ALL: [Shape; 4] = [Shape::F32, Shape::F64, Shape::F32x4, Shape::F64x2];
+
     /// The binary format's name of the type that holds it.
     fn local_type(self) -> u8 {
         match self {
@@ -181,15 +184,28 @@ impl Shape {
     }
 }
 
-/// Results of float arithmetic, and where they are while one function's instructions are read.
+/// A value whose bits may not be canonical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Value {
+    /// A result of this straight-line code: an index into `results`.
+    Result(usize),
+    /// What a local was left with before this straight-line code.
+    Left(u32),
+}
+
+/// What float arithmetic makes, and where it is while one function's instructions are read.
 #[derive(Default)]
 struct Flow {
     /// Where the instruction ends that made it, what as, and whether anything may look at its bits.
     results: Vec<(usize, Shape, bool)>,
-    /// The upper end of the operand stack: an index into `results`, or none. What lies below holds no result that is not seen.
-    stack: Vec<Option<usize>>,
-    /// Locals that hold a result.
-    locals: BTreeMap<u32, usize>,
+    /// The upper end of the operand stack. What lies below is canonical, or seen.
+    stack: Vec<Option<Value>>,
+    /// What locals hold in this straight-line code; others, what they were left with.
+    locals: BTreeMap<u32, Option<Value>>,
+    /// All that a local is ever left with.
+    left: BTreeMap<u32, BTreeSet<Value>>,
+    /// Locals of which something looks at what they were left with, if it was made as this shape.
+    looked_at: BTreeSet<(u32, Shape)>,
 }
 
 impl Flow {
@@ -202,19 +218,23 @@ impl Flow {
             flow.follow(&operator, operators.original_position());
         }
         flow.boundary();
+        flow.look_back();
         Ok(flow.results.into_iter().filter(|(.., seen)| *seen).map(|(end, shape, _)| (end, shape)).collect())
     }
 
     fn follow(&mut self, operator: &Operator<'_>, end: usize) {
         match operator {
-            Operator::LocalGet { local_index } => self.stack.push(self.locals.get(local_index).copied()),
+            Operator::LocalGet { local_index } => {
+                let value = self.locals.get(local_index).copied().unwrap_or(Some(Value::Left(*local_index)));
+                self.stack.push(value);
+            }
             Operator::LocalSet { local_index } => {
                 let value = self.pop();
-                self.hold(*local_index, value);
+                self.locals.insert(*local_index, value);
             }
             Operator::LocalTee { local_index } => {
                 let value = self.pop();
-                self.hold(*local_index, value);
+                self.locals.insert(*local_index, value);
                 self.stack.push(value);
             }
             Operator::Drop => {
@@ -224,19 +244,17 @@ impl Flow {
                 (Some((takes, makes)), Some((operands, _))) => {
                     for _ in 0..operands {
                         let value = self.pop();
-                        if value.is_some_and(|value| self.results[value].1 != takes) {
-                            self.see(value);
-                        }
+                        self.see(value, Some(takes));
                     }
                     self.stack.push(makes.map(|shape| {
                         self.results.push((end, shape, false));
-                        self.results.len() - 1
+                        Value::Result(self.results.len() - 1)
                     }));
                 }
                 (None, Some((operands, answers))) => {
                     for _ in 0..operands {
                         let value = self.pop();
-                        self.see(value);
+                        self.see(value, None);
                     }
                     self.stack.extend((0..answers).map(|_| None));
                 }
@@ -245,29 +263,43 @@ impl Flow {
         }
     }
 
-    fn pop(&mut self) -> Option<usize> {
+    fn pop(&mut self) -> Option<Value> {
         self.stack.pop().flatten()
     }
 
-    fn hold(&mut self, local: u32, value: Option<usize>) {
+    /// Something looks at the bits of `value`, if it was not made as `but`.
+    fn see(&mut self, value: Option<Value>, but: Option<Shape>) {
         match value {
-            Some(value) => self.locals.insert(local, value),
-            None => self.locals.remove(&local),
-        };
-    }
-
-    fn see(&mut self, value: Option<usize>) {
-        if let Some(value) = value {
-            self.results[value].2 = true;
+            Some(Value::Result(result)) => self.results[result].2 |= but != Some(self.results[result].1),
+            Some(Value::Left(local)) => {
+                self.looked_at
+                    .extend(Shape::ALL.iter().filter(|shape| but != Some(**shape)).map(|shape| (local, *shape)));
+            }
+            None => {}
         }
     }
 
-    /// Whatever is held may be looked at from here on.
+    /// Anything may look at what is on the stack from here on, and locals are left with what they hold.
     fn boundary(&mut self) {
-        let held: Vec<usize> =
-            self.stack.drain(..).flatten().chain(std::mem::take(&mut self.locals).into_values()).collect();
-        for value in held {
-            self.see(Some(value));
+        for value in std::mem::take(&mut self.stack) {
+            self.see(value, None);
+        }
+        for (local, value) in std::mem::take(&mut self.locals) {
+            self.left.entry(local).or_default().extend(value);
+        }
+    }
+
+    /// What is looked at in a local is looked at wherever it came from.
+    fn look_back(&mut self) {
+        let mut queue: Vec<(u32, Shape)> = self.looked_at.iter().copied().collect();
+        while let Some((local, shape)) = queue.pop() {
+            for value in self.left.get(&local).into_iter().flatten() {
+                match *value {
+                    Value::Result(result) => self.results[result].2 |= self.results[result].1 == shape,
+                    Value::Left(from) if self.looked_at.insert((from, shape)) => queue.push((from, shape)),
+                    Value::Left(_) => {}
+                }
+            }
         }
     }
 }
