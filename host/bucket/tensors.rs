@@ -169,7 +169,7 @@ fn chunk_count(lengths: &[usize]) -> usize {
 }
 
 fn check_finite(key: &Path, values: &[f32]) -> Result<()> {
-    match values.iter().position(|v| !v.is_finite()) {
+    match tombolo_engine::first_not_finite(values) {
         Some(at) => Err(Error::corrupt(format!("{key}: expected finite values, found {} at {at}", values[at]))),
         None => Ok(()),
     }

@@ -30,6 +30,7 @@ mod trainer;
 pub use cpu::measure;
 
 pub use config::ModelConfig;
+pub use cpu::first_not_finite;
 pub use error::{Error, Result};
 pub use generate::{Sampling, generate};
 pub use layout::{Layout, Tensor, TensorKind};

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use tombolo_engine::first_not_finite;
 use wasmtime::component::ResourceAny;
 
 use super::bindings::{codec::CodecPolicy, types};
 use super::instance::{Instance, nonsense};
-use super::tensor::{check_chunk, first_not_finite};
+use super::tensor::check_chunk;
 use super::{At, Error, Policy, Result, Tensor};
 
 /// Bytes that a value may be encoded in, and that a chunk may take beside them.

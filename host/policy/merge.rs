@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
+use tombolo_engine::first_not_finite;
 use wasmtime::component::{Func, ResourceAny};
 
 use super::bindings::merge::{MergePolicy, exports::tombolo::policy::merge as wit};
 use super::bindings::types;
 use super::instance::{Instance, nonsense};
-use super::tensor::first_not_finite;
 use super::{At, Error, Policy, Result, Role, Tensor, chunks};
 
 /// Observing passes of a plan.
@@ -77,8 +77,8 @@ pub trait MergeSource: Sync {
     /// The chunk at `at` of the fragment's parameters before the round.
     fn parameters<'a>(&'a self, at: At, room: &'a mut [f32]) -> std::result::Result<Lent<'a>, String>;
 
-    /// Takes the chunk at `at` after the round: parameters and one list per planned slot of state.
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String>;
+    /// Takes the chunk at `at` after the round: parameters and one list per planned slot of state, to keep or to copy.
+    fn store(&self, at: At, parameters: Vec<f32>, state: Vec<Vec<f32>>) -> std::result::Result<(), String>;
 }
 
 /// What a merge leaves beside the stored chunks.
@@ -344,7 +344,7 @@ impl Job<'_> {
                     let parameters = self.lent("reading the parameters", at, elements, parameters)?;
                     worker.step(at, &slices(&values), &slices(&state), &parameters)?
                 };
-                let stored = self.source.store(at, &stepped.parameters, &stepped.state);
+                let stored = self.source.store(at, stepped.parameters, stepped.state);
                 stored.map_err(|reason| self.unread("storing the merged chunk", at, reason))
             })
         })?;

@@ -87,8 +87,8 @@ impl MergeSource for Source<'_> {
         self.read(self.input.parameters, at, room)
     }
 
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Answer {
-        self.write(at, parameters, state).map_err(|e| e.chain())
+    fn store(&self, at: At, parameters: Vec<f32>, state: Vec<Vec<f32>>) -> Answer {
+        self.write(at, &parameters, &state).map_err(|e| e.chain())
     }
 }
 

@@ -154,11 +154,11 @@ impl MergeSource for Memory {
     fn parameters<'a>(&'a self, at: At, _: &'a mut [f32]) -> Result<Lent<'a>, String> {
         Ok(Box::new(Part(self.chunk(at).read().expect("sound"), |held| &held.0)))
     }
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
+    fn store(&self, at: At, parameters: Vec<f32>, state: Vec<Vec<f32>>) -> Result<(), String> {
         let mut chunk = self.chunk(at).write().expect("sound");
-        chunk.0.copy_from_slice(parameters);
-        if let Some(state) = state.first() {
-            chunk.1.copy_from_slice(state);
+        chunk.0 = parameters;
+        if let Some(state) = state.into_iter().next() {
+            chunk.1 = state;
         }
         Ok(())
     }

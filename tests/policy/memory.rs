@@ -103,14 +103,14 @@ impl MergeSource for Merging<'_> {
         Ok(Box::new(&self.before.parameters[place..place + room.len()]))
     }
 
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> Result<(), String> {
+    fn store(&self, at: At, parameters: Vec<f32>, state: Vec<Vec<f32>>) -> Result<(), String> {
         let place = self.before.place(at);
         let mut after = self.after.lock().expect("no thread panicked");
         let longest = after.parameters.len();
-        after.parameters[place..place + parameters.len()].copy_from_slice(parameters);
+        after.parameters[place..place + parameters.len()].copy_from_slice(&parameters);
         after.state.resize(state.len(), vec![0.0; longest]);
         for (slot, list) in after.state.iter_mut().zip(state) {
-            slot[place..place + list.len()].copy_from_slice(list);
+            slot[place..place + list.len()].copy_from_slice(&list);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod cross_entropy;
 mod decoder;
 mod embedding;
 mod exponential;
+mod finite;
 #[cfg(test)]
 pub(crate) mod finite_difference;
 mod linear;
@@ -23,5 +24,6 @@ pub(crate) mod simd;
 mod swiglu;
 
 pub(crate) use decoder::Decoder;
+pub use finite::first_not_finite;
 pub(crate) use parts::Parts;
 pub(crate) use pass::Pass;

@@ -187,14 +187,14 @@ impl MergeSource for Source<'_> {
         Ok(Box::new(self.part(&self.before.parameters, at, room.len())))
     }
 
-    fn store(&self, at: At, parameters: &[f32], state: &[Vec<f32>]) -> std::result::Result<(), String> {
+    fn store(&self, at: At, parameters: Vec<f32>, state: Vec<Vec<f32>>) -> std::result::Result<(), String> {
         let place = self.place(at);
         let mut after = self.after.lock().unwrap_or_else(PoisonError::into_inner);
         let all = after.0.len();
-        after.0[place..place + parameters.len()].copy_from_slice(parameters);
+        after.0[place..place + parameters.len()].copy_from_slice(&parameters);
         after.1.resize(state.len(), vec![0.0; all]);
         for (slot, list) in after.1.iter_mut().zip(state) {
-            slot[place..place + list.len()].copy_from_slice(list);
+            slot[place..place + list.len()].copy_from_slice(&list);
         }
         Ok(())
     }
