@@ -217,8 +217,9 @@ impl Machine {
             place.facts.steps += 1;
             place.facts.tokens += tokens;
         }
-        // Whole offers that were not made are not made up for; the rest of one is kept, or the distance would be more than H/P steps.
-        self.credit = self.credit % self.rules.sync_steps + self.rules.fragments;
+        // The rest of an offer is kept from step to step, or the distance would be more than H/P steps; of whole ones that could not be made, those of one step.
+        let (fragments, sync_steps) = (self.rules.fragments, self.rules.sync_steps);
+        self.credit = (self.credit + fragments).min(fragments + sync_steps - 1);
     }
 
     /// The next offer that is due at this step boundary, which is thereby taken as made. With `draining`, the distance to the last offer is

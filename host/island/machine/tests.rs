@@ -47,3 +47,14 @@ fn offers_that_were_not_made_are_not_made_up_for() {
     }
     assert!(step(&mut machine).len() <= 2, "P / H is 1.5");
 }
+
+#[test]
+fn an_island_that_had_nothing_to_offer_for_offers_as_soon_as_it_has() {
+    for waited in 20..24 {
+        let mut machine = machine(4, 8);
+        let open: Vec<u64> = (0..waited).flat_map(|_| step(&mut machine)).collect();
+        assert_eq!(open.len(), 4);
+        machine.skip(open[0], 4);
+        assert_eq!(step(&mut machine), [8], "after {waited} steps");
+    }
+}
