@@ -101,10 +101,10 @@ fn rda_keeps_the_norm_of_orthogonal_contributions() {
     let half = 3.5 / 2.0_f32.sqrt();
     let two = [vec![3.0, 0.0, 0.0], vec![0.0, 4.0, 0.0]];
     assert_close(&merged("rda", TensorKind::Matrix, &two), &[half, half, 0.0]);
-    // Vectors go with the matrices; embedding and head are averaged plainly.
-    assert_close(&merged("rda", TensorKind::Vector, &two), &[half, half, 0.0]);
-    assert_close(&merged("rda", TensorKind::Embedding, &two), &[1.5, 2.0, 0.0]);
-    assert_close(&merged("rda", TensorKind::Head, &two), &[1.5, 2.0, 0.0]);
+    // All other kinds go with the matrices.
+    for kind in [TensorKind::Vector, TensorKind::Embedding, TensorKind::Head] {
+        assert_close(&merged("rda", kind, &two), &[half, half, 0.0]);
+    }
     assert_close(&merged("mean", TensorKind::Matrix, &two), &[1.5, 2.0, 0.0]);
     // Three of them, norms 3, 4 and 5: radius 4, direction (1, 1, 1)/√3.
     let third = 4.0 / 3.0_f32.sqrt();
@@ -131,19 +131,27 @@ fn where_directions_cancel_rda_is_the_mean() {
 }
 
 #[test]
-fn rda_treats_every_tensor_for_itself() {
+fn rda_treats_every_tensor_for_itself_and_the_vocabulary_as_it_is_told() {
     let policy = runtime().bundled("rda").expect("bundled");
-    let tensors = vec![
-        tensor("a", &[2], TensorKind::Matrix),
-        tensor("e", &[2], TensorKind::Embedding),
-        tensor("b", &[2], TensorKind::Matrix),
-    ];
-    let mut fragment = Fragment::new(tensors, vec![0.0; 6]);
+    let tensors = || {
+        vec![
+            tensor("a", &[2], TensorKind::Matrix),
+            tensor("e", &[2], TensorKind::Embedding),
+            tensor("b", &[2], TensorKind::Head),
+        ]
+    };
     let values = [vec![3.0, 0.0, 3.0, 0.0, 1.0, 1.0], vec![0.0, 4.0, 0.0, 4.0, 1.0, 1.0]];
     let islands = [contribution("a", 10, 1), contribution("b", 10, 1)];
-    fragment.merge(&policy, PLAIN, round(0), &islands, &values, 2).expect("merges");
+    let merged = |config: &str| {
+        let mut fragment = Fragment::new(tensors(), vec![0.0; 6]);
+        fragment.merge(&policy, config, round(0), &islands, &values, 2).map(|_| fragment.parameters)
+    };
     let half = 3.5 / 2.0_f32.sqrt();
-    assert_close(&fragment.parameters, &[-half, -half, -1.5, -2.0, -1.0, -1.0]);
+    assert_close(&merged(PLAIN).expect("merges"), &[-half, -half, -half, -half, -1.0, -1.0]);
+    let plainly = r#"{"eta": 1, "momentum": 0, "vocabulary": "mean"}"#;
+    assert_close(&merged(plainly).expect("merges"), &[-half, -half, -1.5, -2.0, -1.0, -1.0]);
+    let error = merged(r#"{"vocabulary": "median"}"#).expect_err("no such way").to_string();
+    assert!(error.contains(r#"field "vocabulary" must be "rda" or "mean", not "median""#), "{error}");
 }
 
 #[test]

@@ -2,16 +2,16 @@
 //!
 //! Per tensor Δ = (Σ w‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w), φ(x) = x/‖x‖, φ(0) = 0: mean of the norms times direction of the mean direction
 //! (Decoupled DiLoCo, arXiv 2604.21428, with the weighted mean of norms as the radius). Pseudo-gradients of different islands are nearly
-//! orthogonal, so the plain mean shrinks like 1/√M; this keeps its norm whatever M. Embedding and head are averaged plainly, as the
-//! paper does: few of their rows are touched by any one island, and there the plain mean is right. Vectors (gains of the normalisations) go
-//! with the matrices: they shrink in the same way, and nothing in the paper sets them apart.
+//! orthogonal, so the plain mean shrinks like 1/√M; this keeps its norm whatever M. Vectors (gains of the normalisations) go with the
+//! matrices: they shrink in the same way, and nothing in the paper sets them apart. So by default do embedding and head, which measured better with a vocabulary of bytes
+//! (EXPERIMENTS.md). The paper averages these two plainly, for vocabularies of which any one island touches few rows; `vocabulary` says which.
 //!
 //! One observing pass collects the Gram matrix of the contributions per tensor, summed in f64 over the chunks; it holds all the norms that the formula needs, so a
 //! step is a linear combination with coefficients per tensor. A single contribution passes as it is, bit for bit. Where the mean direction
 //! vanishes (shorter than a thousandth of a unit: the islands contradict each other) the plain mean is taken.
 //!
-//! Configuration: `outer` (default `nesterov`) and its fields (see the SDK's `outer`), `staleness_discount` (see its `weight`). State: the outer
-//! optimiser's. Memory in a round grows with contributions², which is meant for tens of islands.
+//! Configuration: `vocabulary`, how embedding and head are averaged, `"rda"` (the default) or `"mean"`; `outer` (default `nesterov`) and its fields (see the SDK's
+//! `outer`), `staleness_discount` (see its `weight`). State: the outer optimiser's. Memory in a round grows with contributions², which is meant for tens of islands.
 
 use tombolo_policy_sdk::outer::Outer;
 use tombolo_policy_sdk::vector::Gram;
@@ -29,6 +29,8 @@ const NORM_MIN: f64 = 1e-12;
 pub struct Rda {
     tensors: Vec<Tensor>,
     shares: Vec<f32>,
+    /// Whether embedding and head are averaged plainly.
+    plain_vocabulary: bool,
     /// Per tensor, what each contribution is multiplied with. The shares until the pass has ended.
     coefficients: Vec<Vec<f32>>,
     passes: u32,
@@ -37,13 +39,23 @@ pub struct Rda {
 
 impl Merge for Rda {
     fn open(opening: Opening) -> Result<Self, String> {
-        let config = Config::parse(&opening.config, &[Outer::FIELDS, weight::FIELDS].concat())?;
+        let config = Config::parse(&opening.config, &[Outer::FIELDS, weight::FIELDS, &["vocabulary"]].concat())?;
+        let plain_vocabulary = match config.text("vocabulary", "rda")? {
+            "rda" => false,
+            "mean" => true,
+            other => {
+                return Err(
+                    ["configuration: field \"vocabulary\" must be \"rda\" or \"mean\", not \"", other, "\""].concat()
+                );
+            }
+        };
         let outer = Outer::configured(&config, &opening.round)?;
         let shares = weight::discounted(&config, &opening.contributions)?;
         let several = shares.iter().filter(|share| **share > 0.0).count() > 1;
-        let passes = u32::from(several && opening.tensors.iter().any(is_radial));
         let coefficients = vec![shares.clone(); opening.tensors.len()];
-        Ok(Rda { tensors: opening.tensors, shares, coefficients, passes, outer })
+        let mut rda = Rda { tensors: opening.tensors, shares, plain_vocabulary, coefficients, passes: 0, outer };
+        rda.passes = u32::from(several && rda.tensors.iter().any(|tensor| rda.is_radial(tensor)));
+        Ok(rda)
     }
 
     fn plan(&self) -> Plan {
@@ -52,7 +64,7 @@ impl Merge for Rda {
 
     fn observe(&self, _: u32, at: At, values: &[Vec<f32>]) -> Result<Vec<u8>, String> {
         let tensor = self.tensors.get(at.tensor as usize).ok_or("no such tensor")?;
-        Ok(if is_radial(tensor) { Gram::of(values).to_bytes() } else { Vec::new() })
+        Ok(if self.is_radial(tensor) { Gram::of(values).to_bytes() } else { Vec::new() })
     }
 
     fn observed(&mut self, _: u32, blobs: &[Vec<u8>]) -> Result<(), String> {
@@ -61,12 +73,12 @@ impl Merge for Rda {
             return Err("there must be one blob a chunk".into());
         }
         for (at, blob) in chunks(&self.tensors).zip(blobs) {
-            if is_radial(&self.tensors[at.tensor as usize]) {
+            if self.is_radial(&self.tensors[at.tensor as usize]) {
                 grams[at.tensor as usize].add_bytes(blob)?;
             }
         }
         for (index, gram) in grams.iter().enumerate() {
-            if is_radial(&self.tensors[index]) {
+            if self.is_radial(&self.tensors[index]) {
                 self.coefficients[index] = radial(&self.shares, gram);
             }
         }
@@ -80,8 +92,10 @@ impl Merge for Rda {
     }
 }
 
-fn is_radial(tensor: &Tensor) -> bool {
-    matches!(tensor.kind, TensorKind::Matrix | TensorKind::Vector)
+impl Rda {
+    fn is_radial(&self, tensor: &Tensor) -> bool {
+        !(self.plain_vocabulary && matches!(tensor.kind, TensorKind::Embedding | TensorKind::Head))
+    }
 }
 
 /// The coefficients aₘ with Σ aₘ vₘ = radius · direction: aₘ = radius · (wₘ/‖vₘ‖) / ‖Σ (w/‖v‖) v‖, weights as shares.
