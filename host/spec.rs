@@ -100,8 +100,10 @@ pub struct TrainSpec {
 pub struct OuterSpec {
     /// Fragments (P); fewer where there are fewer tensors.
     pub fragments: usize,
-    /// Inner steps between two offers of one fragment (H).
+    /// Inner steps between two offers of one fragment (H), in the long run.
     pub sync_steps: usize,
+    /// Rounds of a fragment over which H grows from a third of `sync_steps` to all of it; 0: it does not grow.
+    pub sync_warmup: u64,
     /// Inner steps that a round may take unnoticed (τ).
     pub overlap_steps: usize,
     /// Offers without which a round is not closed (K).
@@ -193,7 +195,7 @@ impl Default for TrainSpec {
 
 impl Default for OuterSpec {
     fn default() -> OuterSpec {
-        OuterSpec { fragments: 24, sync_steps: 24, overlap_steps: 2, quorum: 1, staleness_max: 4 }
+        OuterSpec { fragments: 24, sync_steps: 24, sync_warmup: 50, overlap_steps: 2, quorum: 1, staleness_max: 4 }
     }
 }
 
@@ -295,6 +297,7 @@ impl Spec {
         for (name, value, low, high) in [
             ("outer.fragments", self.outer.fragments as u64, 1, 9999),
             ("outer.sync_steps", self.outer.sync_steps as u64, 1, 1_000_000),
+            ("outer.sync_warmup", self.outer.sync_warmup, 0, 1_000_000),
             ("outer.overlap_steps", self.outer.overlap_steps as u64, 0, 1_000_000),
             ("outer.quorum", self.outer.quorum as u64, 1, 1024),
             ("outer.staleness_max", self.outer.staleness_max, 0, 1_000),

@@ -29,13 +29,14 @@ pub fn command(arguments: &BenchArguments) -> Result<()> {
     let liars = arguments.liars.zip(arguments.attack);
     let lying = liars.map_or(String::new(), |(liars, attack)| format!(", of which {liars} lie ({attack})"));
     say!(
-        "{} islands{lying}, {} steps each, merge {}, codec {}, pace {}, H {}, P {}; held-out loss in nats per byte",
+        "{} islands{lying}, {} steps each, merge {}, codec {}, pace {}, H {} (warm-up {}), P {}; held-out loss in nats per byte",
         spec.islands,
         arguments.steps,
         spec.merge.policy,
         spec.codec.policy,
         spec.pace.policy,
         spec.outer.sync_steps,
+        spec.outer.sync_warmup,
         spec.outer.fragments
     );
     say!(

@@ -8,6 +8,7 @@ use crate::bucket::record::{Body, Card, Entry, Failed, Fate, PolicyUse, Progress
 use crate::bucket::{Ledger, run_names};
 use crate::clock;
 use crate::error::Result;
+use crate::outer::Period;
 use crate::policy::Role;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +96,7 @@ async fn show(run: &Run) -> Result<()> {
             pace.spacing_ms,
             pace.step_ms,
             pace.sync_steps,
-            spec.outer.sync_steps,
+            Period::of(&spec.outer).before(ledger.next_round, ledger.fragments),
             pace.window
         );
     }

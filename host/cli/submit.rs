@@ -136,7 +136,7 @@ impl Draft {
             )));
         }
         if bucket.log_bytes(0).await?.is_none() {
-            let window = Rules::of(&existing.spec, self.fragments.count()).window();
+            let window = Rules::of(&existing.spec, self.fragments.count()).first_window();
             bucket.start(&self.fragments, &self.model.parameters, window, "submit").await?;
         }
         Run::of(bucket, existing, location)

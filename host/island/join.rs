@@ -19,7 +19,7 @@ use crate::clock::Duration;
 use crate::data::Cursor;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
-use crate::outer::Fragments;
+use crate::outer::{Fragments, Period};
 use crate::policy::Role;
 use std::sync::Arc;
 use tombolo_engine::Layout;
@@ -118,7 +118,7 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     }
     let outer = &site.record.spec.outer;
     let rules =
-        Rules { fragments: site.fragments.count(), sync_steps: outer.sync_steps, staleness_max: outer.staleness_max };
+        Rules { fragments: site.fragments.count(), period: Period::of(outer), staleness_max: outer.staleness_max };
     let mut machine = Machine::new(&site.name, incarnation, rules, &tail.ledger);
     machine.restore(&facts);
     machine.account(trained, late);

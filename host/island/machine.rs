@@ -13,6 +13,7 @@
 
 use crate::bucket::record::{Commit, Fate, Progress, Version};
 use crate::bucket::{FragmentFacts, Ledger, Lineage};
+use crate::outer::Period;
 use std::collections::BTreeSet;
 
 /// The outer loop's numbers that an island needs.
@@ -21,7 +22,7 @@ pub struct Rules {
     /// P.
     pub fragments: usize,
     /// H.
-    pub sync_steps: usize,
+    pub period: Period,
     /// Most versions that an offer's base may be behind.
     pub staleness_max: u64,
 }
@@ -218,17 +219,26 @@ impl Machine {
             place.facts.tokens += tokens;
         }
         // The rest of an offer is kept from step to step, or the distance would be more than H/P steps; of whole ones that could not be made, those of one step.
-        let (fragments, sync_steps) = (self.rules.fragments, self.rules.sync_steps);
-        self.credit = (self.credit + fragments).min(fragments + sync_steps - 1);
+        let fragments = self.rules.fragments;
+        self.credit = (self.credit + fragments).min(fragments + self.cost(self.open.start) - 1);
+    }
+
+    /// What an offer for `round` costs of the credit: H.
+    fn cost(&self, round: u64) -> usize {
+        self.rules.period.before(round, self.rules.fragments as u64) as usize
     }
 
     /// The next offer that is due at this step boundary, which is thereby taken as made. With `draining`, the distance to the last offer is
     /// not kept: whatever is open goes out.
     pub fn offer_due(&mut self, draining: bool) -> Option<Due> {
-        if self.stopped.is_some() || (self.credit < self.rules.sync_steps && !draining) {
+        if self.stopped.is_some() {
             return None;
         }
         for round in self.open.clone() {
+            let cost = self.cost(round);
+            if self.credit < cost && !draining {
+                return None;
+            }
             let p = (round % self.rules.fragments as u64) as usize;
             let place = &mut self.places[p];
             let facts = place.facts;
@@ -241,7 +251,7 @@ impl Machine {
             if fit {
                 place.outstanding = Some(round);
                 self.offered.insert(round);
-                self.credit = self.credit.saturating_sub(self.rules.sync_steps);
+                self.credit = self.credit.saturating_sub(cost);
                 return Some(Due { round, fragment: p, facts });
             }
         }

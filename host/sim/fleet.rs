@@ -103,7 +103,7 @@ impl Fleet {
         let (record, toy::Policies { codec, merge, pace }) = toy::record(spec, &fragments, runtime)?;
         let bucket = Bucket::new(store.clone(), &record.spec.run);
         bucket.create_run(&record).await?;
-        let window = Rules::of(&record.spec, fragments.count()).window();
+        let window = Rules::of(&record.spec, fragments.count()).first_window();
         bucket.start(&fragments, &vec![0.0; layout.elements()], window, "sim").await?;
         let (fragments, steps) = (Arc::new(fragments), Vec::new());
         let bundled = |name: &str| runtime.bundled(name).map_err(|e| Error::bug("a bundled policy").because(e));
@@ -220,6 +220,7 @@ pub fn simulate(seed: u64, runtime: &Runtime) -> Result<Report> {
         let tensors = random.random_range(1..=6);
         spec.outer.fragments = random.random_range(1..=tensors);
         spec.outer.sync_steps = random.random_range(1..=8);
+        spec.outer.sync_warmup = [0, seed % 8][(seed % 2) as usize];
         spec.outer.overlap_steps = random.random_range(0..=4);
         spec.outer.quorum = if islands > 2 { random.random_range(1..=2) } else { 1 };
         spec.outer.staleness_max = random.random_range(0..=4);

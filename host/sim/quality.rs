@@ -9,7 +9,7 @@ use crate::data::{Blocks, Corpus, Cursor};
 use crate::error::{Error, Result};
 use crate::island::{Inner, TextInner};
 use crate::nonce::nonce;
-use crate::outer::Fragments;
+use crate::outer::{Fragments, Period};
 use crate::policy::Policy;
 use crate::score::Evaluator;
 use crate::spec::Spec;
@@ -138,15 +138,12 @@ fn trainer(quality: &Quality) -> Result<Trainer> {
 fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
     let mut spec = quality.spec.clone();
     let batch_tokens = (spec.train.batch * spec.model.context) as u64;
-    // Two of H steps are taken while a merge is under way and overwritten by it: they are trained, but not merged.
-    let h = spec.outer.sync_steps as u64;
-    let overlap = (spec.outer.overlap_steps as u64).min(h / 2);
     // Nothing of what is always refused is ever merged.
     let merged = match quality.liars {
         Some((liars, Attack::Nan)) => spec.islands - liars,
         _ => spec.islands,
     };
-    spec.tokens = quality.steps * merged as u64 * batch_tokens * (h - overlap) / h;
+    spec.tokens = merged_steps(&spec, quality.steps) * merged as u64 * batch_tokens;
     let blocks = blocks(&spec, corpus)?;
     let config = spec.model_config();
     let layout = Layout::of(&config);
@@ -181,7 +178,7 @@ fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
         None => Vec::new(),
     };
     on_virtual_time(spec.seed, async {
-        let window = Rules::of(&spec, fragments.count()).window();
+        let window = Rules::of(&spec, fragments.count()).first_window();
         world.bucket.start(&fragments, &initial.parameters, window, "sim").await?;
         let make = |_: usize| -> Result<Box<dyn Inner>> {
             Ok(Box::new(TextInner::new(trainer(quality)?, blocks.clone(), spec.train.batch)))
@@ -200,6 +197,19 @@ fn train(quality: &Quality, corpus: &Corpus) -> Result<Trained> {
         }
         Ok(Trained { parameters, steps: steps / spec.islands as u64, ledger, taken, offers })
     })
+}
+
+/// Of an island's `steps`, those that are merged: τ of every H are taken while a merge is under way and overwritten by it.
+fn merged_steps(spec: &Spec, steps: u64) -> u64 {
+    let (period, overlap) = (Period::of(&spec.outer), spec.outer.overlap_steps as u64);
+    let (mut merged, mut left, mut version) = (0, steps, 0);
+    while left > 0 {
+        let h = period.at(version).min(left);
+        merged += h - overlap.min(h / 2);
+        left -= h;
+        version += 1;
+    }
+    merged
 }
 
 /// One trainer on the batches of all islands: at step s the windows that each island had at its step s.

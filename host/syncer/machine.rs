@@ -17,6 +17,7 @@ use super::offer::{Facts, Verdict};
 use crate::bucket::record::{Fate, OfferRecord, Pace, PolicyUse};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
+use crate::outer::Period;
 use crate::policy::{self, Lag, Role, View};
 use crate::spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +49,7 @@ pub struct Rules {
     /// P.
     pub fragments: u64,
     /// H.
-    pub sync_steps: u64,
+    pub period: Period,
     /// τ.
     pub overlap_steps: u64,
     /// K.
@@ -63,16 +64,26 @@ impl Rules {
         let outer = &spec.outer;
         Rules {
             fragments: fragments as u64,
-            sync_steps: outer.sync_steps as u64,
+            period: Period::of(outer),
             overlap_steps: outer.overlap_steps as u64,
             quorum: outer.quorum,
             islands: spec.islands,
         }
     }
 
-    /// Rounds that are open at once: those that start within τ inner steps, at least one, at most one for each fragment.
-    pub fn window(&self) -> u64 {
-        (self.overlap_steps * self.fragments).div_ceil(self.sync_steps).clamp(1, self.fragments)
+    /// Inner steps between the offers of a fragment for `round` and for its round before (H).
+    pub fn sync_steps(&self, round: u64) -> u64 {
+        self.period.before(round, self.fragments)
+    }
+
+    /// Rounds that are open when the run starts.
+    pub fn first_window(&self) -> u64 {
+        self.window(self.fragments)
+    }
+
+    /// Rounds that are open at once when `round` is the first of them: those that start within τ inner steps, at least one, at most one for each fragment.
+    fn window(&self, round: u64) -> u64 {
+        (self.overlap_steps * self.fragments).div_ceil(self.sync_steps(round)).clamp(1, self.fragments)
     }
 }
 
@@ -407,15 +418,15 @@ impl Machine {
         records.into_iter().take(RECORDS_MAX).cloned().collect()
     }
 
-    /// The pace that a commit made now carries.
-    pub fn pace(&self, now: Instant) -> Pace {
+    /// The pace that a commit of `round` made now carries.
+    pub fn pace(&self, round: u64, now: Instant) -> Pace {
         let step_ms = self.step_ms(now);
         let spacing = if self.spacing_ms > 0.0 { self.spacing_ms } else { step_ms };
-        let asked = self.rules.sync_steps as f64;
+        let asked = self.rules.sync_steps(round + 1) as f64;
         let sync_steps =
             if step_ms > 0.0 { (self.rules.fragments as f64 * spacing / step_ms).max(asked) } else { asked };
         Pace {
-            window: self.rules.window(),
+            window: self.rules.window(round + 1),
             sync_steps,
             step_ms,
             quorum_ms: self.quorum_ms,
@@ -442,7 +453,7 @@ impl Machine {
                 }
             }
         }
-        self.closed(|name| seen.iter().any(|(s, _)| s == name), closed_at, now);
+        self.closed(round, |name| seen.iter().any(|(s, _)| s == name), closed_at, now);
         self.sync_ms = average(self.sync_ms, clock::ms(now - closed_at));
         if let Some(before) = self.committed_at {
             self.spacing_ms = average(self.spacing_ms, clock::ms(now - before));
@@ -454,18 +465,18 @@ impl Machine {
     /// A round was skipped (by this syncer): `closed_at` is when that was decided.
     pub fn skipped(&mut self, round: u64, ledger: &Ledger, closed_at: Instant, now: Instant) {
         let good: Vec<String> = self.of_round(round).map(|(id, _)| id.island.clone()).collect();
-        self.closed(|name| good.iter().any(|g| g == name), closed_at, now);
+        self.closed(round, |name| good.iter().any(|g| g == name), closed_at, now);
         self.settle(ledger);
     }
 
-    /// Books the end of a round, to which the islands of `was_in` have brought an offer that may be merged.
-    fn closed(&mut self, was_in: impl Fn(&str) -> bool, closed_at: Instant, now: Instant) {
+    /// Books the end of `round`, to which the islands of `was_in` have brought an offer that may be merged.
+    fn closed(&mut self, round: u64, was_in: impl Fn(&str) -> bool, closed_at: Instant, now: Instant) {
         let absent: Vec<String> = self.expected(now).iter().filter(|n| !was_in(n)).map(|n| n.to_string()).collect();
         for name in absent {
             self.islands.get_mut(&name).expect("expected islands are known").misses += 1;
         }
         let apart = Duration::from_secs_f64(
-            self.rules.sync_steps as f64 * self.step_ms(now) / self.rules.fragments as f64 / 1000.0,
+            self.rules.sync_steps(round + 1) as f64 * self.step_ms(now) / self.rules.fragments as f64 / 1000.0,
         );
         // Behind the clock by one round at most, so that jitter does not add up and a long pause is not made up for.
         self.due_at = Some(self.due_at.map_or(closed_at + apart, |due| (due + apart).max(closed_at)));

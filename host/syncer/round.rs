@@ -237,7 +237,7 @@ impl Syncer {
             merge: active.hash.clone(),
             fragment_tokens: ledger.fragment_tokens[p] + tokens,
             tokens: (ledger.fragment_tokens.iter().sum::<u64>() + tokens) / ledger.fragments,
-            pace: self.machine.pace(clock::now()),
+            pace: self.machine.pace(round, clock::now()),
             outer: output.outer,
             reason,
         };

@@ -3,9 +3,15 @@
 use super::*;
 use crate::bucket::Active;
 use crate::bucket::record::{Body, Entry, FORMAT, PolicyUse};
+use crate::spec::OuterSpec;
 
 /// An island of a run that has just started.
 fn machine(fragments: usize, sync_steps: usize) -> Machine {
+    growing(fragments, sync_steps, 0)
+}
+
+fn growing(fragments: usize, sync_steps: usize, sync_warmup: u64) -> Machine {
+    let period = Period::of(&OuterSpec { sync_steps, sync_warmup, overlap_steps: 0, ..OuterSpec::default() });
     let policy = |digit: &str| PolicyUse { name: "p".into(), hash: digit.repeat(64), config: String::new() };
     let mut ledger = Ledger::new(fragments, 4, Active::new(&policy("a"), &policy("b"), &policy("c")));
     let version = |round| Version { round, hash: "0".repeat(64), state: None, step: None };
@@ -13,7 +19,7 @@ fn machine(fragments: usize, sync_steps: usize) -> Machine {
     let seq = ledger.next;
     let entry = Entry { format: FORMAT, seq, nonce: "n".into(), writer: "w".into(), term: 0, body };
     ledger.apply(seq, &entry).expect("it extends the log");
-    Machine::new("island", 1, Rules { fragments, sync_steps, staleness_max: 4 }, &ledger)
+    Machine::new("island", 1, Rules { fragments, period, staleness_max: 4 }, &ledger)
 }
 
 /// One step, and the rounds that are offered for after it.
@@ -35,6 +41,22 @@ fn an_island_offers_p_fragments_in_h_steps_whether_one_divides_the_other_or_not(
         }
         assert_eq!(offers, 10 * fragments, "P {fragments}, H {sync_steps}");
     }
+}
+
+#[test]
+fn an_island_offers_as_often_as_the_period_of_the_round_says() {
+    // H 2 for a fragment's first round, then 4 and from then on 6: P offers in 2, 4, 6, 6 steps.
+    let mut machine = growing(4, 6, 2);
+    let mut offered = Vec::new();
+    for boundary in 1..=18 {
+        for round in step(&mut machine) {
+            offered.push((round, boundary));
+            machine.skip(round, 4);
+        }
+    }
+    let last_of =
+        |version: u64| offered.iter().find(|(round, _)| *round == 4 * version + 3).map(|(_, boundary)| *boundary);
+    assert_eq!([1, 2, 3, 4].map(last_of), [2, 6, 12, 18].map(Some), "{offered:?}");
 }
 
 #[test]

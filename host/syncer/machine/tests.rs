@@ -3,6 +3,7 @@
 use super::*;
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, Failed, PolicyUse, Skip, Version};
 use crate::bucket::{Active, Vector};
+use crate::spec::OuterSpec;
 use std::sync::Arc;
 
 const STEP: Duration = Duration::from_millis(100);
@@ -24,7 +25,13 @@ fn apply(ledger: &mut Ledger, body: Body) {
 }
 
 fn machine(quorum: usize, islands: &[&str], now: Instant) -> Machine {
-    let rules = Rules { fragments: 1, sync_steps: 2, overlap_steps: 1, quorum, islands: islands.len() };
+    let rules = Rules {
+        fragments: 1,
+        period: Period::of(&OuterSpec { sync_steps: 2, ..OuterSpec::default() }),
+        overlap_steps: 1,
+        quorum,
+        islands: islands.len(),
+    };
     let mut machine = Machine::new(rules, Duration::from_millis(500));
     for island in islands {
         machine.heartbeat(island, (1, 1), true, 100.0, now);
