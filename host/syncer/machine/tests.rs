@@ -308,3 +308,14 @@ fn a_reason_names_a_few_of_many_islands() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     assert_eq!(with("all", &names), "without 0, 1, 2, 3, 4, 5, 6, 7 and 12 others");
 }
+
+#[test]
+fn a_commit_opens_the_rounds_that_start_within_the_overlap_at_the_period_of_that_time() {
+    // P 24, τ 2; H 8 at first, 24 after 50 rounds of each fragment: three rounds start in a step, then one.
+    let rules = Rules::of(&Spec::default(), 24);
+    let machine = Machine::new(rules, Duration::from_millis(500));
+    let pace = |round| machine.pace(round, clock::now());
+    assert_eq!(rules.first_window(), 6);
+    assert_eq!([24, 24 * 26, 24 * 51].map(|round| pace(round).window), [6, 3, 2]);
+    assert_eq!([24, 24 * 26, 24 * 51].map(|round| pace(round).sync_steps), [8.0, 16.0, 24.0]);
+}
