@@ -102,7 +102,7 @@ pub struct OuterSpec {
     pub fragments: usize,
     /// Inner steps between two offers of one fragment (H), in the long run.
     pub sync_steps: usize,
-    /// Rounds of a fragment over which H grows from a third of `sync_steps` to all of it; 0: it does not grow.
+    /// Rounds of a fragment over which H grows from a third of `sync_steps`, but no less than 4 τ, to all of it; 0: it does not grow.
     pub sync_warmup: u64,
     /// Inner steps that a round may take unnoticed (τ).
     pub overlap_steps: usize,
