@@ -4,8 +4,8 @@
 //! A crash at any point leaves the switch written or not; the component lies in the bucket before any entry names it.
 
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Created, OuterState, Tail, Vector};
-use crate::error::{Error, Result};
+use crate::bucket::{Bucket, Created, OuterState, Tail, Vector, unfit};
+use crate::error::{Error, Kind, Result};
 use crate::nonce::nonce;
 use crate::outer::{Fragments, norm};
 use crate::policy::{self, Codec, Contribution, Pace, Policy, Role, Round, Runtime, admit};
@@ -50,9 +50,9 @@ pub fn shape(record: &RunRecord) -> Result<(Layout, Fragments)> {
 /// # Errors
 /// Invalid, with the property that does not hold and the first counterexample; unavailable where this machine fails.
 pub fn require_admission(name: &str, policy: &Policy, role: Role, config: &str) -> Result<()> {
-    let failed = |e| match e {
-        policy::Error::WrongRole { .. } => Error::invalid(format!("{role}.policy: {name}")).because(e),
-        e => Error::unavailable(format!("{name}: cannot be examined here")).because(e),
+    let failed = |e: policy::Error| match e.is_of_host() {
+        true => Error::unavailable(format!("{name}: cannot be examined here")).because(e),
+        false => Error::invalid(format!("{role}.policy: {name}")).because(e),
     };
     match admit(policy, role, config.as_bytes(), None).map_err(failed)?.refusal() {
         None => Ok(()),
@@ -68,13 +68,15 @@ pub fn require_admission(name: &str, policy: &Policy, role: Role, config: &str) 
 /// Invalid: it does not do its work.
 pub fn try_on(role: Role, policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) -> Result<()> {
     match role {
-        Role::Codec => Codec::open(policy, config.as_bytes(), &fragments.policy_tensors(0))
-            .map(|_| ())
-            .map_err(|e| Error::invalid("codec: the policy does not accept its configuration").because(e)),
+        Role::Codec => (0..fragments.count()).try_for_each(|p| {
+            Codec::open(policy, config.as_bytes(), &fragments.policy_tensors(p))
+                .map(|_| ())
+                .map_err(|e| unfit(format!("codec: the policy does not accept its configuration or fragment {p}"), e))
+        }),
         Role::Merge => try_merge(policy, config, spec, fragments),
         Role::Pace => Pace::open(policy, config.as_bytes())
             .map(|_| ())
-            .map_err(|e| Error::invalid("pace: the policy does not accept its configuration").because(e)),
+            .map_err(|e| unfit("pace: the policy does not accept its configuration", e)),
     }
 }
 
@@ -84,14 +86,17 @@ pub fn untuned(role: Role, policy: &PolicyUse, spec: &Spec) -> Option<String> {
     policy::untuned(hash, &policy.name, &policy.config, spec.outer.sync_steps as u64)
 }
 
-/// Merges one made-up offer, the smallest fragment's.
+/// Merges made-up offers of the smallest fragment: one, and as many as the run has islands.
 fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) -> Result<()> {
-    let refused = |e| Error::invalid("merge: the policy does not merge with its configuration").because(e);
     let p = (0..fragments.count()).min_by_key(|&p| fragments.elements(p)).expect("there is a fragment");
+    let (tensors, state) = (fragments.policy_tensors(p), OuterState::default());
     let values = vec![1e-3; fragments.elements(p)];
-    let contribution =
-        Contribution { island: "island-0".into(), tokens: 1, steps: 1, staleness: 0, norm: norm(&values) };
-    let input = RoundInput {
+    let (length, values) = (norm(&values), Arc::new(Vector::from(values)));
+    let contribution = |island: usize| {
+        let island = format!("island-{island:03}");
+        (Contribution { island, tokens: 1, steps: 1, staleness: 0, norm: length }, values.clone())
+    };
+    let input = |islands: usize| RoundInput {
         round: Round {
             index: (fragments.count() + p) as u64,
             fragment: p as u32,
@@ -99,12 +104,20 @@ fn try_merge(policy: &Policy, config: &str, spec: &Spec, fragments: &Fragments) 
             tokens_merged: 0,
             token_budget: spec.tokens,
         },
-        tensors: &fragments.policy_tensors(p),
-        contributions: vec![(contribution, Arc::new(Vector::from(values.clone())))],
-        parameters: &Vector::from(values),
-        state: &OuterState::default(),
+        tensors: &tensors,
+        contributions: (0..islands).map(contribution).collect(),
+        parameters: &values,
+        state: &state,
     };
-    merge_round(policy, config.as_bytes(), &input, 1, &|| ()).map(|_| ()).map_err(refused)
+    for islands in [1, spec.islands] {
+        merge_round(policy, config.as_bytes(), &input(islands), 1, &|| ()).map_err(|e| {
+            let offers = if islands == 1 { "one offer".into() } else { format!("{islands} offers") };
+            let what = format!("merge: the policy does not merge {offers} with its configuration");
+            let of_host = e.kind() == Kind::Unavailable;
+            if of_host { Error::unavailable(what).because(e) } else { Error::invalid(what).because(e) }
+        })?;
+    }
+    Ok(())
 }
 
 /// Holds that the component `policy.hash`, which lies in the bucket, fits the run: its role, the contract under its
@@ -122,7 +135,7 @@ pub async fn require_fit(
 ) -> Result<()> {
     let PolicyUse { name, hash, config } = policy;
     let wasm = bucket.policies().component(hash).await?;
-    let loaded = runtime.load(&wasm).map_err(|e| Error::invalid(format!("policy {name} ({hash})")).because(e))?;
+    let loaded = runtime.load(&wasm).map_err(|e| unfit(format!("policy {name} ({hash})"), e))?;
     require_admission(name, &loaded, role, config)?;
     try_on(role, &loaded, config, &record.spec, fragments)
 }

@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use tombolo_engine::{AdamW, ModelConfig, Schedule};
 
+/// Islands that a run may have: as many offers of full chunks fit into the memory of a policy.
+pub const ISLANDS_MAX: usize = 256;
+
 /// A run, as a user describes it. Defaults are those of `examples/quickstart.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -277,7 +280,10 @@ impl Spec {
             ),
         );
         want(self.tokens > 0, "tokens: expected at least 1, found 0".into());
-        want((1..=1024).contains(&self.islands), format!("islands: expected 1 to 1024, found {}", self.islands));
+        want(
+            (1..=ISLANDS_MAX).contains(&self.islands),
+            format!("islands: expected 1 to {ISLANDS_MAX}, found {}", self.islands),
+        );
         want(
             (1..=65_536).contains(&self.train.batch),
             format!("train.batch: expected 1 to 65536, found {}", self.train.batch),
@@ -299,7 +305,7 @@ impl Spec {
             ("outer.sync_steps", self.outer.sync_steps as u64, 1, 1_000_000),
             ("outer.sync_warmup", self.outer.sync_warmup, 0, 1_000_000),
             ("outer.overlap_steps", self.outer.overlap_steps as u64, 0, 1_000_000),
-            ("outer.quorum", self.outer.quorum as u64, 1, 1024),
+            ("outer.quorum", self.outer.quorum as u64, 1, ISLANDS_MAX as u64),
             ("outer.staleness_max", self.outer.staleness_max, 0, 1_000),
             ("keep.versions", self.keep.versions, 2, 1_000_000),
             ("keep.checkpoint_seconds", self.keep.checkpoint_seconds, 1, 86_400),

@@ -89,7 +89,7 @@ fn all_problems_of_a_spec_are_said_at_once() {
         "run: expected 1 to 64 lower-case letters, digits and dashes",
         "tokens: expected at least 1",
         "train.batch: expected 1 to 65536, found 0",
-        "outer.quorum: expected 1 to 1024, found 0",
+        "outer.quorum: expected 1 to 256, found 0",
     ];
     assert_run_and_submit_refuse(&workshop, &values);
     workshop.write_spec("tokens = = 5", "");

@@ -8,6 +8,8 @@ mod firewall;
 mod guest;
 #[path = "outer/liar.rs"]
 mod liar;
+#[path = "outer/life.rs"]
+mod life;
 #[path = "outer/role.rs"]
 mod role;
 mod support;
@@ -191,6 +193,7 @@ struct Bench {
     world: World,
     /// What the next offers claim.
     tokens: u64,
+    steps: u32,
 }
 
 impl Bench {
@@ -199,15 +202,22 @@ impl Bench {
     }
 
     async fn with(config: &str) -> Result<Bench> {
-        let world = world(spec(1, "mean", config), 1, 0).await?;
+        Bench::of(spec(1, "mean", config)).await
+    }
+
+    async fn of(spec: Spec) -> Result<Bench> {
+        let world = world(spec, 1, 0).await?;
         let desk = world.desk(STEP);
         tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
-        Ok(Bench { world, tokens: 8 })
+        Ok(Bench { world, tokens: 8, steps: 1 })
     }
 
     /// Offers Δ = base − θ for `round`.
     async fn offer(&self, island: &str, round: u64, base: u64, delta: f32) -> Result<()> {
         let world = &self.world;
+        if world.bucket.newest_incarnation(island).await? == 0 {
+            world.bucket.claim_incarnation(island).await?;
+        }
         let mut codec = Codec::open(&world.codec, b"", &world.fragments.policy_tensors(0)).unwrap();
         let bytes = codec.encode(At { tensor: 0, offset: 0 }, &[delta]).unwrap();
         let chunk = Chunk { section: "offer".into(), tensor: 0, offset: 0, elements: 1, data: Data::Encoded(bytes) };
@@ -219,7 +229,7 @@ impl Bench {
             fragment: 0,
             base,
             tokens: self.tokens,
-            steps: 1,
+            steps: self.steps,
             codec: world.codec.hash().to_string(),
             codec_config: String::new(),
             hash: content_hash(std::slice::from_ref(&chunk)),
@@ -393,6 +403,22 @@ fn more_tokens_than_the_steps_have_are_refused() {
     .unwrap();
     assert_eq!(ledger.fates.reasons.get("it claims more tokens than its steps have"), Some(&1));
     assert_eq!(ledger.fragment_tokens, [8]);
+}
+
+#[test]
+fn what_one_offer_says_of_its_tokens_does_not_end_the_run() {
+    let (ledger, theta) = on_virtual_time(10, async {
+        let budget = 1 << 40;
+        let mut bench = Bench::of(Spec { tokens: budget, ..spec(1, "mean", "eta = 1\nmomentum = 0\n") }).await?;
+        let step_tokens = (bench.world.record.spec.train.batch * bench.world.record.spec.model.context) as u64;
+        (bench.steps, bench.tokens) = (u32::MAX, u64::from(u32::MAX) * step_tokens);
+        bench.offer("endless", 1, 0, -5.0).await?;
+        bench.committed(1).await
+    })
+    .unwrap();
+    // It is merged, as that of an island whose syncer was away for long, and counts for a quarter of the budget.
+    assert_eq!((theta, ledger.fates.merged, ledger.fragment_tokens[0]), (5.0, 1, 1 << 38));
+    assert_eq!(ledger.stopped, None);
 }
 
 /// Data that makes the state astray: a step that begins in one of these windows fails as the engine does when a loss is not finite.

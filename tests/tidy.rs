@@ -14,7 +14,8 @@ use std::sync::OnceLock;
 const LINES_MAX: usize = 700;
 
 /// Files that may read a clock or wait on one, beside `host/clock.rs` and `host/report/`, and why.
-const CLOCK_READERS: [(&str, &str); 3] = [
+const CLOCK_READERS: [(&str, &str); 4] = [
+    ("host/policy/admission/mod.rs", "bounds an examination as a whole, which no simulation holds"),
     ("host/policy/compile.rs", "waits for a child process, outside of any runtime"),
     ("host/policy/runtime.rs", "moves the engine's epoch on, the deadline of a call"),
     ("host/bucket/create.rs", "pauses on tokio's clock, which a simulation moves"),

@@ -4,7 +4,7 @@
 //! `route` says what is asked for, `token` who may, `allowance` how often; `body` and `query` read what comes along; `policy`, `run` and `activation` answer;
 //! `problem` is every answer that is no success. `openapi.json` describes all of it, for people and for machines.
 //!
-//! What strangers can cost is bounded: connections, the size and the time of heads and bodies, uploads at once, one examination at a time, and
+//! What strangers can cost is bounded: connections, the size and the time of heads and bodies, uploads and downloads at once, one examination at a time, and
 //! requests a second for each token. There is no TLS; a server that others reach needs a proxy before it that has it, since tokens come in clear text.
 
 mod activation;
@@ -27,7 +27,7 @@ use crate::policy::Runtime;
 use allowance::Allowance;
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -39,10 +39,12 @@ use route::Route;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use token::{Access, Caller};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// The description of this interface: OpenAPI 3.1.
@@ -65,8 +67,38 @@ const EXAMINED_SECONDS: u64 = 5;
 /// Pause before the next connection is accepted, after one could not be.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Components that are sent at once.
+const DOWNLOADS_MAX: usize = 4;
+
 /// What is answered.
-type Answer = Response<Full<Bytes>>;
+type Answer = Response<Whole>;
+
+/// The body of an answer, which is in memory as a whole, with what it takes up until it is sent or given up.
+#[derive(Debug)]
+struct Whole {
+    bytes: Full<Bytes>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Body for Whole {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.bytes).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.bytes.size_hint()
+    }
+}
 
 /// A bucket, and who may ask about it.
 #[derive(Debug)]
@@ -79,6 +111,7 @@ pub struct Service {
     allowances: Mutex<Vec<Allowance>>,
     uploads: Semaphore,
     admissions: Arc<Semaphore>,
+    downloads: Arc<Semaphore>,
     kept: Mutex<BTreeMap<String, run::Kept>>,
     sink: Sink,
 }
@@ -95,6 +128,7 @@ impl Service {
             allowances: Mutex::new(full),
             uploads: Semaphore::new(UPLOADS_MAX),
             admissions: Arc::new(Semaphore::new(1)),
+            downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
             kept: Mutex::new(BTreeMap::new()),
             sink,
         }
@@ -171,7 +205,7 @@ fn json(status: StatusCode, value: &impl Serialize) -> Answer {
 }
 
 fn text_of_json(status: StatusCode, text: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(text));
+    let mut answer = Response::new(Whole { bytes: Full::new(text), _place: None });
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
@@ -246,4 +280,24 @@ async fn connection(stream: TcpStream, service: Arc<Service>, mut told: watch::R
         () = over => serving.as_mut().graceful_shutdown(),
     }
     let _ = clock::timeout(DRAIN_MAX, serving).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+
+    #[tokio::test]
+    async fn a_place_is_taken_until_the_body_is_sent_or_given_up() {
+        let places = Arc::new(Semaphore::new(2));
+        let body = || {
+            let place = places.clone().try_acquire_owned().expect("room");
+            Whole { bytes: Full::new(Bytes::from_static(b"bytes")), _place: Some(place) }
+        };
+        let (read, left) = (body(), body());
+        assert_eq!((places.available_permits(), read.size_hint().exact()), (0, Some(5)));
+        assert_eq!(read.collect().await.expect("in memory").to_bytes(), "bytes");
+        drop(left);
+        assert_eq!(places.available_permits(), 2);
+    }
 }

@@ -6,7 +6,7 @@
 use super::problem::Problem;
 use super::query::Query;
 use super::token::Caller;
-use super::{Answer, Service, body, json};
+use super::{Answer, Service, Whole, body, json};
 use crate::bucket::policy::{Listed, Pushed, canonical};
 use crate::error::{Error, Kind};
 use crate::policy::{Card, Hash, Limits, bundled_name};
@@ -76,8 +76,13 @@ pub async fn card(service: &Service, policy: Hash, query: Option<&str>) -> Resul
 /// `GET /v1/policies/HASH/component`: its bytes.
 pub async fn component(service: &Service, policy: Hash, query: Option<&str>) -> Result<Answer, Problem> {
     Query::parse(query)?.end(&[])?;
+    // Kept until the last byte is sent, and as long as somebody is slow to take it.
+    let place = service.downloads.clone().try_acquire_owned();
+    let place = place.map_err(|_| {
+        Problem::later(StatusCode::SERVICE_UNAVAILABLE, "too many components are being sent", super::EXAMINED_SECONDS)
+    })?;
     let bytes = service.policies.component_if_whole(&policy.to_string()).await?.ok_or_else(|| absent(policy))?;
-    let mut answer = Response::new(Full::new(bytes));
+    let mut answer = Response::new(Whole { bytes: Full::new(bytes), _place: Some(place) });
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/wasm"));
     Ok(answer)
 }

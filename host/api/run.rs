@@ -9,6 +9,7 @@ use super::{Answer, Service, json};
 use crate::activate::shape;
 use crate::bucket::record::{Body, Card, Entry, Fate, PolicyUse, RunRecord};
 use crate::bucket::{Bucket, Chosen, Ledger, Tail, run_names};
+use crate::error::{Error, Kind};
 use crate::outer::Fragments;
 use crate::policy::Role;
 use hyper::StatusCode;
@@ -60,9 +61,14 @@ pub async fn find(service: &Service, run: &str) -> Result<(Bucket, RunRecord, Fr
     let absent = || {
         Problem::new(StatusCode::NOT_FOUND, "this run is not here").at("path.run", "one that GET /v1/runs lists", run)
     };
-    let record = bucket.run_record().await?.ok_or_else(absent)?;
-    let (_, fragments) = shape(&record)
-        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("run {run}: {}", error.chain())))?;
+    let unknown =
+        |error: Error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("run {run}: {}", error.chain()));
+    let record = bucket.run_record().await.map_err(|error| match error.kind() {
+        Kind::Invalid => unknown(error),
+        _ => error.into(),
+    })?;
+    let record = record.ok_or_else(absent)?;
+    let (_, fragments) = shape(&record).map_err(unknown)?;
     Ok((bucket, record, fragments))
 }
 
@@ -74,7 +80,7 @@ pub async fn follow(service: &Service, run: &str, bucket: &Bucket, record: &RunR
         None => {
             let mut tail = Tail::of(bucket, record).await?;
             tail.advance(bucket, usize::MAX).await?;
-            let rounds = last_rounds(bucket, tail.ledger.next).await?;
+            let rounds = last_rounds(bucket, &tail.ledger).await?;
             Kept { nonce: record.nonce.clone(), tail, rounds }
         }
     };
@@ -99,10 +105,11 @@ fn merged(entry: &Entry) -> Option<(u64, Vec<String>)> {
     Some((commit.round, offers.map(|offer| offer.id.island.clone()).collect()))
 }
 
-/// The last rounds committed before entry `next`, newest first.
-async fn last_rounds(bucket: &Bucket, next: u64) -> Result<VecDeque<(u64, Vec<String>)>, Problem> {
+/// The last rounds committed, newest first.
+async fn last_rounds(bucket: &Bucket, ledger: &Ledger) -> Result<VecDeque<(u64, Vec<String>)>, Problem> {
     let mut rounds = VecDeque::new();
-    for seq in (next.saturating_sub(ENTRIES_LOOKED_AT)..next).rev() {
+    let looked_at = ledger.next.saturating_sub(ENTRIES_LOOKED_AT)..ledger.next;
+    for seq in looked_at.rev().filter(|seq| !ledger.void.contains(seq)) {
         let Some(bytes) = bucket.log_bytes(seq).await? else { continue };
         rounds.extend(serde_json::from_slice(&bytes).ok().and_then(|entry| merged(&entry)));
         if rounds.len() == ROUNDS_TOLD {

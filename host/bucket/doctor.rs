@@ -9,8 +9,9 @@
 //! nothing relies on it: update-if-unchanged, conditional multipart completion, conditional copy and delete, the order of listings, an
 //! object below another object's key.
 
-use super::examination::{Examination, Found, Trouble, remove, second_create, wrong};
+use super::examination::{Examination, Found, Trouble, second_create, wrong};
 use super::key::DoctorKeys;
+use super::run::remove;
 use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::nonce;

@@ -6,6 +6,7 @@
 
 use super::doctor::{Measured, Spread};
 use super::key::DoctorKeys;
+use super::run::remove;
 use super::{Created, create};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Result};
@@ -97,14 +98,6 @@ pub(super) async fn second_create(store: &dyn ObjectStore, key: &Path) -> Found 
             };
             wrong(format!("a second create was answered as if it had been the first, and {did}"))
         }
-    }
-}
-
-/// Removes an object; one that is already gone is no error.
-pub(super) async fn remove(store: &dyn ObjectStore, key: &Path) -> Result<()> {
-    match store.delete(key).await {
-        Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
-        Err(error) => Err(Error::unavailable(format!("{key}: cannot be deleted")).because(error)),
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) type Checked<T> = Result<T, &'static str>;
 const NO_FILE: &str = "expected an Arrow IPC file, found other or truncated bytes";
 const NO_HEADER: &str = "expected a `tombolo` header in the schema's metadata, found none";
 const NO_COLUMNS: &str = "expected the columns section, tensor, offset, elements and values or bytes, found others";
+const OVERLAP: &str =
+    "expected record batches one after another before the footer, found some that overlap or lie elsewhere";
 const NO_BATCH: &str = "expected record batches without nulls, found one that is damaged or of another form";
 
 /// Bytes at the end of a file that say how long its footer is.
@@ -52,17 +54,25 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Reads a footer.
+    /// Reads the footer that begins at byte `start` of its file.
     ///
     /// # Errors
-    /// It is none, is damaged, or is of another form.
-    pub fn read(footer: &[u8]) -> Checked<Contents> {
+    /// It is none, is damaged, or is of another form; a record batch is no place before it that no other one has, or too long. So whoever reads all batches reads no byte
+    /// twice.
+    pub fn read(footer: &[u8], start: u64) -> Checked<Contents> {
         let footer = ipc::root_as_footer(footer).map_err(|_| NO_FILE)?;
         let schema = footer.schema().ok_or(NO_FILE)?;
         let header = header(&schema).ok_or(NO_HEADER)?.to_owned();
         let form = Form::of(&schema).ok_or(NO_COLUMNS)?;
         let blocks = footer.recordBatches().ok_or(NO_FILE)?;
-        Ok(Contents { header, form, blocks: blocks.iter().copied().collect() })
+        let contents = Contents { header, form, blocks: blocks.iter().copied().collect() };
+        let mut free = MAGIC.len() as u64;
+        for batch in 0..contents.batches() {
+            let (begin, length) = contents.place(batch)?;
+            let end = begin.checked_add(length as u64).filter(|end| begin >= free && length > 0 && *end <= start);
+            free = end.ok_or(OVERLAP)?;
+        }
+        Ok(contents)
     }
 
     /// Record batches in the file.

@@ -288,7 +288,8 @@ impl Ledger {
         self.lineages[p].push(commit.made.round, self.staleness_max as usize + 2);
         self.merges[p] += 1;
         self.fragment_tokens[p] = commit.fragment_tokens;
-        self.window = commit.pace.window.min(self.fragments);
+        // What was open stays open: islands have offered for it, in the codec of then.
+        self.window = commit.pace.window.max(self.window - 1).min(self.fragments);
         self.pace = Some(commit.pace);
         self.close(commit.round);
     }

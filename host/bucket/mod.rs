@@ -40,7 +40,7 @@ pub use location::Location;
 pub use policy::Policies;
 pub use rate::{Queue, Rate, rated};
 pub use run::{Bucket, run_names};
-pub use shelf::{Shelf, aside};
+pub use shelf::{Shelf, aside, unfit};
 pub use spool::{Flat, MEMORY_BYTES, Vector};
 pub use step::{Step, StepHeader};
 pub use tail::{STATE_EVERY, Tail};

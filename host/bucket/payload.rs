@@ -304,7 +304,7 @@ fn open<H: DeserializeOwned>(name: &str, spool: Spool) -> Result<Stored<H>> {
     let first = spool.part(0, ends as usize)?.unwrap_or_default();
     let last = spool.part(spool.bytes() - ends, ends as usize)?.unwrap_or_default();
     let (start, length) = frame::footer(spool.bytes(), &first, &last).map_err(corrupt)?;
-    let contents = frame::Contents::read(&spool.part(start, length)?.unwrap_or_default()).map_err(corrupt)?;
+    let contents = frame::Contents::read(&spool.part(start, length)?.unwrap_or_default(), start).map_err(corrupt)?;
     let header = serde_json::from_str(&contents.header)
         .map_err(|e| Error::corrupt(format!("{name}: its header is not of the expected form")).because(e))?;
     Ok(Stored { header, name: name.to_string(), contents, spool })
@@ -544,5 +544,48 @@ mod tests {
             read::<String>(&store, &key, 100).await.unwrap_err()
         });
         assert!(error.to_string().contains("at most 100 bytes"), "{error}");
+    }
+
+    /// A footer may name one batch again and again: read as it says, a small object would take any time and any memory.
+    #[test]
+    fn a_footer_whose_batches_overlap_or_lie_elsewhere_is_refused() {
+        let chunk = |tensor| Chunk {
+            section: "offer".into(),
+            tensor,
+            offset: 0,
+            elements: 50_000,
+            data: Data::Values(vec![tensor as f32; 50_000]),
+        };
+        let body = bytes_of(&[chunk(0), chunk(1), chunk(2)], false).to_vec();
+        assert_eq!(parse(&body, usize::MAX).unwrap().chunks.len(), 3);
+        // Blocks of the footer: offset (i64), length of the metadata (i32, then 4 bytes of padding), length of the body (i64).
+        let length = |at: usize| i64::from_le_bytes(body[at..at + 8].try_into().unwrap());
+        let is_block = |at: &usize| {
+            let metadata = i32::from_le_bytes(body[at + 8..at + 12].try_into().unwrap());
+            let body_bytes = 190_000..900_000;
+            (0..1 << 20).contains(&length(*at))
+                && (1..2_000).contains(&metadata)
+                && body_bytes.contains(&length(at + 16))
+        };
+        let blocks: Vec<usize> = (body.len() - 2_000..body.len() - 24).filter(is_block).collect();
+        assert!(blocks.len() >= 2, "{blocks:?}");
+        let last = blocks[blocks.len() - 1];
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut forged = body.clone();
+            change(&mut forged);
+            parse(&forged, usize::MAX).expect_err("forged").to_string()
+        };
+        let again = refused(&|forged| forged.copy_within(blocks[0]..blocks[0] + 24, blocks[1]));
+        let shifted = refused(&|forged| {
+            let inside = length(blocks[1]) - 8;
+            forged[blocks[1]..blocks[1] + 8].copy_from_slice(&inside.to_le_bytes());
+        });
+        let beyond = refused(&|forged| {
+            let end = body.len() as i64 - 1_000;
+            forged[last..last + 8].copy_from_slice(&end.to_le_bytes());
+        });
+        for error in [again, shifted, beyond] {
+            assert!(error.contains("one after another"), "{error}");
+        }
     }
 }

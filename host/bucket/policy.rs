@@ -8,6 +8,7 @@
 use super::CONFIG_BYTES_MAX;
 use super::key;
 use super::run::{list, read};
+use super::shelf::unfit;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::nonce::sha256;
@@ -60,11 +61,11 @@ pub enum Pushed {
 /// # Errors
 /// Invalid: it is not the JSON of an object, or larger than [`CONFIG_BYTES_MAX`].
 pub fn canonical(config: &str) -> Result<String> {
+    let too_long = |found: usize| {
+        Error::invalid(format!("the configuration: expected at most {CONFIG_BYTES_MAX} bytes, found {found}"))
+    };
     if config.len() > CONFIG_BYTES_MAX {
-        return Err(Error::invalid(format!(
-            "the configuration: expected at most {CONFIG_BYTES_MAX} bytes, found {}",
-            config.len()
-        )));
+        return Err(too_long(config.len()));
     }
     if config.trim().is_empty() {
         return Ok(String::new());
@@ -72,7 +73,11 @@ pub fn canonical(config: &str) -> Result<String> {
     let wrong = "the configuration: expected a JSON object such as {\"eta\": 0.7}";
     match serde_json::from_str(config) {
         Ok(serde_json::Value::Object(fields)) if fields.is_empty() => Ok(String::new()),
-        Ok(serde_json::Value::Object(fields)) => Ok(serde_json::Value::Object(fields).to_string()),
+        Ok(serde_json::Value::Object(fields)) => {
+            // It can be longer than what was given: 1e15 has 18 characters as it is stored.
+            let stored = serde_json::Value::Object(fields).to_string();
+            if stored.len() > CONFIG_BYTES_MAX { Err(too_long(stored.len())) } else { Ok(stored) }
+        }
         Ok(_) => Err(Error::invalid(format!("{wrong}, found another kind of value"))),
         Err(error) => Err(Error::invalid(format!("{wrong}, found what is no JSON")).because(error)),
     }
@@ -212,9 +217,8 @@ impl Policies {
             policy::examine(&engine, &bytes, &examined, &|| begun.elapsed())
         });
         let card = examination.await.map_err(|e| Error::bug("an examination panicked").because(e))?;
-        let mut card = card.map_err(|e| match e {
-            policy::Error::Host { .. } => Error::unavailable("the policy cannot be examined here").because(e),
-            e => Error::invalid("the policy is refused").because(e),
+        let mut card = card.map_err(|e| {
+            unfit(if e.is_of_host() { "the policy cannot be examined here" } else { "the policy is refused" }, e)
         })?;
         if !card.is_admitted() {
             return Ok(Pushed::Refused(card));
@@ -224,10 +228,22 @@ impl Policies {
         roles.append(&mut card.roles);
         roles.drain(..roles.len().saturating_sub(ROLE_CARDS_MAX));
         card.roles = roles;
+        let json = fitted(&mut card, &config);
         self.put(&wasm).await?;
-        let json = serde_json::to_vec(&card).expect("a card serialises");
         self.write(&key::policy_card(&policy.to_string()), json.into()).await?;
         Ok(if there { Pushed::Known(card) } else { Pushed::New(card) })
+    }
+}
+
+/// A card as it is written: no larger than one that is read. The oldest configurations go first, never `config`.
+fn fitted(card: &mut Card, config: &str) -> Vec<u8> {
+    loop {
+        let json = serde_json::to_vec(&card).expect("a card serialises");
+        let older = card.roles.iter().position(|role| role.config != config);
+        match older.filter(|_| json.len() as u64 > CARD_BYTES_MAX) {
+            Some(older) => card.roles.remove(older),
+            None => return json,
+        };
     }
 }
 
@@ -254,5 +270,30 @@ mod tests {
             let error = canonical(wrong).unwrap_err();
             assert!(error.to_string().contains("expected"), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn a_card_is_written_no_larger_than_it_is_read() {
+        let role = |config: String| crate::policy::RoleCard {
+            role: crate::policy::Role::Merge,
+            config,
+            passed: Vec::new(),
+            refused: None,
+            facts: Default::default(),
+        };
+        let configs: Vec<String> = (0..30).map(|i| format!("{{\"a\":\"{i:060000}\"}}")).collect();
+        let mut card = Card {
+            format: CARD_FORMAT,
+            policy: Hash::of(b"x"),
+            component_bytes: 1,
+            compile_ms: 1.0,
+            roles: configs.iter().cloned().map(role).collect(),
+            tuned: Vec::new(),
+        };
+        let json = fitted(&mut card, &configs[29]);
+        assert!(json.len() as u64 <= CARD_BYTES_MAX && card.roles.len() > 10, "{}", json.len());
+        assert_eq!(card.roles.last().map(|role| &role.config), Some(&configs[29]));
+        let longer = format!("{{\"a\":[{}1e15]}}", "1e15,".repeat(10_000));
+        assert!(longer.len() < CONFIG_BYTES_MAX && canonical(&longer).is_err(), "it would be stored longer");
     }
 }

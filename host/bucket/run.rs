@@ -4,6 +4,7 @@
 use super::key::{self, Keys, OfferId};
 use super::record::{Beat, Card, Claim, Entry, FORMAT, RunRecord};
 use super::{Created, Ledger, Policies, create};
+use crate::clock::{self, Duration};
 use crate::error::{Error, Kind, Result};
 use crate::nonce::nonce;
 use bytes::Bytes;
@@ -13,10 +14,13 @@ use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// The largest small record that is read.
 const RECORD_BYTES_MAX: u64 = 64 << 20;
+/// Deletes of one object that are tried.
+const DELETE_TRIES_MAX: u32 = 3;
 /// The last attempt that a block's key has room for.
 const ATTEMPTS_MAX: u32 = 999;
 /// Claims that are read to find out what else a dead island holds.
@@ -79,12 +83,28 @@ pub async fn run_names(store: &dyn ObjectStore) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for prefix in listed.common_prefixes {
         let Some(name) = prefix.filename().filter(|n| key::is_run_name(n)) else { continue };
-        if store.head(&Keys::new(name).run()).await.is_ok() {
-            names.push(name.to_string());
+        let key = Keys::new(name).run();
+        match store.head(&key).await {
+            Ok(_) => names.push(name.to_string()),
+            Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(Error::unavailable(format!("{key}: cannot be looked at")).because(error)),
         }
     }
     names.sort();
     Ok(names)
+}
+
+/// Removes an object; one that is already gone is no error. The client does not repeat a delete on stores where it is a POST (Azure's), though a second one does no harm.
+pub(super) async fn remove(store: &dyn ObjectStore, key: &Path) -> Result<()> {
+    let mut tries = 1;
+    loop {
+        match store.delete(key).await {
+            Ok(()) | Err(StoreError::NotFound { .. }) => return Ok(()),
+            Err(_) if tries < DELETE_TRIES_MAX => clock::sleep(Duration::from_millis(20) * tries).await,
+            Err(error) => return Err(Error::unavailable(format!("{key}: cannot be deleted")).because(error)),
+        }
+        tries += 1;
+    }
 }
 
 impl Bucket {
@@ -126,10 +146,7 @@ impl Bucket {
 
     /// Removes an object; one that is already gone is no error.
     pub(super) async fn delete(&self, key: &Path) -> Result<()> {
-        match self.store.delete(key).await {
-            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
-            Err(error) => Err(Error::unavailable(format!("{key}: cannot be deleted")).because(error)),
-        }
+        remove(&*self.store, key).await
     }
 
     /// The run's record, if the run exists.
@@ -327,9 +344,15 @@ impl Bucket {
         self.claim_attempt(block, 0, island, incarnation).await
     }
 
+    /// A claim that this life has made before, without having heard that it had, is its own.
     async fn claim_attempt(&self, block: u64, attempt: u32, island: &str, incarnation: u64) -> Result<bool> {
         let claim = Claim { format: FORMAT, nonce: nonce(), island: island.to_string(), incarnation };
-        Ok(create(&*self.store, &self.keys.block(block, attempt), json(&claim)).await? == Created::Mine)
+        let created = create(&*self.store, &self.keys.block(block, attempt), json(&claim)).await?;
+        Ok(match created {
+            Created::Mine => true,
+            Created::Other(bytes) => serde_json::from_slice::<Claim>(&bytes)
+                .is_ok_and(|there| (there.island.as_str(), there.incarnation) == (island, incarnation)),
+        })
     }
 
     /// Claims a block that is `from`'s once more, for `island`; none if it is not `from`'s, or another was faster. Whoever trains on a block holds its
@@ -339,32 +362,35 @@ impl Bucket {
     /// Unavailable.
     pub async fn take_over_block(&self, block: u64, from: &str, island: &str, incarnation: u64) -> Result<Option<u32>> {
         let Some((attempt, holder)) = self.block_holder(block).await? else { return Ok(None) };
-        if holder != from || attempt >= ATTEMPTS_MAX {
+        if (holder.island.as_str(), holder.incarnation) == (island, incarnation) && attempt > 0 {
+            return Ok(Some(attempt));
+        }
+        if holder.island != from || attempt >= ATTEMPTS_MAX {
             return Ok(None);
         }
         Ok(self.claim_attempt(block, attempt + 1, island, incarnation).await?.then_some(attempt + 1))
     }
 
-    /// The newest attempt of a block and the island that has it; none if the block is nobody's, or its claim cannot be parsed.
-    async fn block_holder(&self, block: u64) -> Result<Option<(u32, String)>> {
+    /// The newest attempt of a block and who has made it; none if the block is nobody's, or its claim cannot be parsed.
+    async fn block_holder(&self, block: u64) -> Result<Option<(u32, Claim)>> {
         let claims = self.claims_from(block).await?;
         let Some((_, attempt)) = claims.into_iter().take_while(|(b, _)| *b == block).last() else { return Ok(None) };
         let claim = self.get(&self.keys.block(block, attempt)).await?;
         let claim = claim.and_then(|bytes| serde_json::from_slice::<Claim>(&bytes).ok());
-        Ok(claim.map(|claim| (attempt, claim.island)))
+        Ok(claim.map(|claim| (attempt, claim)))
     }
 
-    /// Blocks after `block` that are held by life `incarnation` of `island`, among the next [`BLOCK_CLAIMS_MAX`] claims.
+    /// Blocks from `block` on that are held by one of these lives of `island`, among the next [`BLOCK_CLAIMS_MAX`] that are claimed.
     ///
     /// # Errors
     /// Unavailable.
-    pub async fn blocks_held_after(&self, block: u64, island: &str, incarnation: u64) -> Result<Vec<u64>> {
+    pub async fn blocks_held_from(&self, block: u64, island: &str, lives: RangeInclusive<u64>) -> Result<Vec<u64>> {
         let mut held = Vec::new();
-        let claims: BTreeMap<u64, u32> = self.claims_from(block.saturating_add(1)).await?.into_iter().collect();
+        let claims: BTreeMap<u64, u32> = self.claims_from(block).await?.into_iter().collect();
         for (block, attempt) in claims.into_iter().take(BLOCK_CLAIMS_MAX) {
             let Some(bytes) = self.get(&self.keys.block(block, attempt)).await? else { continue };
             let claim = serde_json::from_slice::<Claim>(&bytes);
-            if claim.is_ok_and(|claim| (claim.island.as_str(), claim.incarnation) == (island, incarnation)) {
+            if claim.is_ok_and(|claim| claim.island == island && lives.contains(&claim.incarnation)) {
                 held.push(block);
             }
         }

@@ -17,6 +17,12 @@ pub struct Shelf {
     loaded: Arc<Mutex<BTreeMap<String, Policy>>>,
 }
 
+/// What it means that a policy cannot be used: `what` is invalid, or, where this machine failed, unavailable.
+pub fn unfit(what: impl Into<String>, error: policy::Error) -> Error {
+    let what = what.into();
+    if error.is_of_host() { Error::unavailable(what).because(error) } else { Error::invalid(what).because(error) }
+}
+
 /// Does work that keeps its thread busy for long; other tasks go on meanwhile where there are threads for it.
 pub fn aside<T>(work: impl FnOnce() -> T) -> T {
     let threads = Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
@@ -92,10 +98,7 @@ impl Shelf {
         };
         let wasm = bucket.policies().component(&which.hash).await?;
         // Compiling can take a second.
-        aside(|| runtime.load(&wasm)).map_err(|error| {
-            let failed = matches!(error, policy::Error::Host { .. });
-            if failed { Error::unavailable(place()).because(error) } else { Error::invalid(place()).because(error) }
-        })
+        aside(|| runtime.load(&wasm)).map_err(|error| unfit(place(), error))
     }
 }
 

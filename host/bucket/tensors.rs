@@ -11,7 +11,7 @@ use crate::data::Cursor;
 use crate::error::{Error, Result};
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::CHUNK_ELEMENTS;
+use crate::policy::{BYTES_PER_VALUE_MAX, CHUNK_ELEMENTS};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use tombolo_engine::Layout;
@@ -232,9 +232,10 @@ pub(super) fn fragment_hash(fragments: &Fragments, p: usize, values: &impl Flat)
     hash_of(cut("parameters", &lengths(fragments, p), values, CHUNK_ELEMENTS))
 }
 
-/// The largest offer or step of fragment `p` that is read: no codec needs more than plain values do.
+/// The largest offer or step of fragment `p` that is read: what a codec may make of it, with room for framing.
 pub fn encoded_bytes_max(fragments: &Fragments, p: usize) -> u64 {
-    bytes_max(fragments.elements(p), chunk_count(&lengths(fragments, p)))
+    let (values, chunks) = (fragments.elements(p), chunk_count(&lengths(fragments, p)));
+    (values * BYTES_PER_VALUE_MAX) as u64 + bytes_max(0, chunks)
 }
 
 /// The hash by which a version names a state: over its content and its memo.

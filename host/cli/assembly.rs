@@ -38,8 +38,15 @@ pub fn policy_runtime() -> Result<Runtime> {
         .map(|dir| dir.join("tombolo/policy"));
     let program =
         std::env::current_exe().map_err(|e| Error::unavailable("this program does not find itself").because(e))?;
-    Runtime::compiling_with(policy_limits()?, cache, program)
-        .map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
+    let limits = policy_limits()?;
+    let runtime = match Runtime::compiling_with(limits.clone(), cache.clone(), program.clone()) {
+        Err(error) if cache.is_some() && error.is_of_host() => {
+            eprintln!("warning: compiled policies are not kept: {error}");
+            Runtime::compiling_with(limits, None, program)
+        }
+        runtime => runtime,
+    };
+    runtime.map_err(|e| Error::unavailable("the policy runtime does not start").because(e))
 }
 
 /// A policy by its bundled name, or from a file.

@@ -30,7 +30,14 @@ mod template;
 use crate::error::Result;
 use arguments::{Arguments, Command};
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::process::ExitCode;
+
+/// As many open files as this user may have: each offer of a large fragment that waits for its round is one. Where it cannot be raised, the usual number has to do.
+fn raise_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
@@ -39,6 +46,7 @@ pub fn main() -> ExitCode {
         return crate::policy::compile_child(&arguments);
     }
     let arguments = Arguments::parse();
+    raise_files();
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

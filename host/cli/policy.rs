@@ -10,7 +10,7 @@ use super::{replay, template};
 use crate::activate::{self, require_fit};
 use crate::bucket::policy::{Listed, Pushed, canonical};
 use crate::bucket::record::PolicyUse;
-use crate::bucket::{Location, Policies};
+use crate::bucket::{Location, Policies, unfit};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::policy::{CARD_FORMAT, Card, Hash, Role, RoleCard, Runtime, bundled_name, bundled_wasm, examine};
@@ -104,7 +104,7 @@ async fn activate(arguments: &PolicyActivateArguments) -> Result<()> {
         Err(_) => {
             let wasm = component(policy)?;
             // Whether it is a policy at all is looked at before it gets into the bucket.
-            runtime.load(&wasm).map_err(|e| Error::invalid(policy.clone()).because(e))?;
+            runtime.load(&wasm).map_err(|e| unfit(policy.clone(), e))?;
             run.bucket.policies().put(&wasm).await?
         }
     };
@@ -226,7 +226,7 @@ fn refusal(file: &str, card: &Card) -> Error {
 fn roles(card: &Card) -> String {
     let role = |card: &RoleCard| match card.config.as_str() {
         "" => card.role.to_string(),
-        config => format!("{} with {config}", card.role),
+        config => format!("{} with {}", card.role, plain(config)),
     };
     card.roles.iter().map(role).collect::<Vec<_>>().join(", ")
 }
@@ -239,24 +239,29 @@ fn print(card: &Card, json: bool) {
     }
 }
 
+/// Text of a card, which may come from a bucket: no control characters, so that it cannot steer a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
 fn show(card: &Card) {
     say!("policy   {}", card.policy);
     say!("size     {} bytes, compiled in {:.0} ms", card.component_bytes, card.compile_ms);
     for role in &card.roles {
-        let config = if role.config.is_empty() { String::new() } else { format!(" with {}", role.config) };
+        let config = if role.config.is_empty() { String::new() } else { format!(" with {}", plain(&role.config)) };
         say!("role     {}{config}", role.role);
         for check in &role.passed {
-            say!("ok       {:<58} {}", check.property, check.found);
+            say!("ok       {:<58} {}", plain(&check.property), plain(&check.found));
         }
         if let Some(check) = &role.refused {
-            say!("FAILS    {:<58} {}", check.property, check.found);
+            say!("FAILS    {:<58} {}", plain(&check.property), plain(&check.found));
         }
         for (name, value) in &role.facts {
-            say!("measured {:<58} {}", name.replace('_', " "), short(*value));
+            say!("measured {:<58} {}", plain(name).replace('_', " "), short(*value));
         }
     }
     for tuned in &card.tuned {
-        say!("tuned    {tuned}");
+        say!("tuned    {}", plain(&tuned.to_string()));
     }
     if card.tuned.is_empty() && card.roles.iter().any(|role| role.role == Role::Merge) {
         say!("tuned    not that is known here");

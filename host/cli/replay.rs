@@ -4,9 +4,9 @@ use super::arguments::{CandidateArguments, PolicyReplayArguments, PolicyShadowAr
 use super::assembly::{Run, cores, policy_runtime};
 use super::policy::component;
 use super::role::location;
-use crate::bucket::Shelf;
 use crate::bucket::policy::canonical;
 use crate::bucket::record::PolicyUse;
+use crate::bucket::{Shelf, unfit};
 use crate::error::{Error, Result};
 use crate::event::Sink;
 use crate::policy::Hash;
@@ -55,7 +55,7 @@ async fn compare(target: &Target, candidate: &CandidateArguments, rounds: Rounds
         Err(_) => component(name)?,
     };
     // From here, not from the bucket: nothing is written there.
-    let policy = runtime.load(&wasm).map_err(|e| Error::invalid(name.clone()).because(e))?;
+    let policy = runtime.load(&wasm).map_err(|e| unfit(name.clone(), e))?;
     let config = canonical(candidate.config.as_deref().unwrap_or_default()).map_err(|e| e.at("--config"))?;
     let used = PolicyUse { name: name.clone(), hash: policy.hash().to_string(), config };
     let shelf = Shelf::new(&runtime, &run.bucket);

@@ -13,7 +13,7 @@
 use super::inner::Inner;
 use super::machine::{Machine, Rules};
 use super::stepper::{Base, Status};
-use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord};
+use crate::bucket::record::{Card, FORMAT, IslandState, RunRecord, Version};
 use crate::bucket::{Bucket, FragmentFacts, Shelf, Tail};
 use crate::clock::Duration;
 use crate::data::Cursor;
@@ -108,8 +108,8 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     }
 
     let mut bases = Vec::new();
-    for (p, version) in tail.ledger.versions.clone().iter().enumerate() {
-        let values = site.bucket.fragment(&site.fragments, p, version).await?;
+    for p in 0..site.fragments.count() {
+        let (version, values) = current(&site, &mut tail, p).await?;
         if facts[p].base != version.round {
             site.fragments.scatter(p, &values, site.inner.parameters_mut());
             facts[p] = FragmentFacts { base: version.round, steps: 0, tokens: 0 };
@@ -129,10 +129,33 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     Ok(Joined { site, incarnation, tail, machine, status, bases })
 }
 
-/// Claims the blocks that an earlier life left unfinished, or else the first that nobody has.
+/// The current version of fragment `p`. Over a slow link the versions before it take so long that this one may have been succeeded and deleted meanwhile; then the log is read on.
+async fn current(site: &Site, tail: &mut Tail, p: usize) -> Result<(Version, Vec<f32>)> {
+    loop {
+        let version = tail.ledger.versions[p].clone();
+        match site.bucket.fragment(&site.fragments, p, &version).await {
+            Ok(values) => return Ok((version, values)),
+            Err(error) if error.kind() == Kind::Unavailable => {
+                tail.advance(&site.bucket, usize::MAX).await?;
+                if tail.ledger.versions[p] == version {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Claims the blocks that earlier lives left unfinished, those included that were claimed after the last heartbeat; or else the first that nobody has.
 async fn resume(bucket: &Bucket, name: &str, incarnation: u64, held: &[Cursor]) -> Result<Vec<Cursor>> {
     let mut mine = Vec::new();
-    for &left in held.iter().filter(|left| !left.is_used_up()).take(BLOCKS_HELD_MAX) {
+    let mut left = held.to_vec();
+    let unknown = held.iter().map(|held| held.block.saturating_add(1)).max().unwrap_or(0);
+    if incarnation > 1 {
+        let more = bucket.blocks_held_from(unknown, name, 1..=incarnation - 1).await?;
+        left.extend(more.into_iter().map(Cursor::at));
+    }
+    for left in left.into_iter().filter(|left| !left.is_used_up()).take(BLOCKS_HELD_MAX) {
         if let Some(attempt) = bucket.take_over_block(left.block, name, name, incarnation).await? {
             mine.push(Cursor { attempt, ..left });
         }

@@ -1,7 +1,7 @@
 //! The transfers of an island, beside its training loop. Each task owns one kind of object; each retries by itself and gives up only with the
 //! process. What cannot be sent is dropped (its progress goes out with a later offer), what cannot be fetched is asked for again.
 
-use super::machine::Settled;
+use super::machine::{Due, Settled};
 use super::stepper::{Base, CheckpointJob, Shared, Snapshot};
 use crate::bucket::payload::{Chunk, content_hash};
 use crate::bucket::record::{Body, Card, FORMAT, IslandState, PolicyUse, Version};
@@ -15,7 +15,7 @@ use crate::event::{Event, Sink};
 use crate::outer::{Feedback, Fragments};
 use crate::policy::{Policy, Role};
 use futures::future::join_all;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc};
@@ -206,10 +206,11 @@ impl Crew {
             };
             let (header, chunks) = match encoded {
                 Ok(encoded) => encoded,
+                // Refused by every syncer, and so the round is closed and the log goes on: an island that said nothing could stop its run for good.
                 Err(error) => {
-                    self.sink.note(&self.name, format!("offer for round {round} dropped: {}", error.chain()));
-                    self.shared.machine().offer_dropped(round);
-                    continue;
+                    let note = format!("offers nothing for round {round}, which no codec encodes: {}", error.chain());
+                    self.sink.note(&self.name, note);
+                    (self.header(&snapshot.due, self.active().at(Role::Codec, round), &[]), Vec::new())
                 }
             };
             let mut pause = Duration::from_millis(50);
@@ -283,20 +284,24 @@ impl Crew {
         if decay.is_some() {
             self.feedback().offered(p, residual);
         }
-        let header = OfferHeader {
+        Ok((self.header(due, which, &chunks), chunks))
+    }
+
+    /// The header of an offer whose values `which` has encoded as `chunks`.
+    fn header(&self, due: &Due, which: &PolicyUse, chunks: &[Chunk]) -> OfferHeader {
+        OfferHeader {
             format: FORMAT,
             run: self.run.clone(),
             layout: self.fragments.fingerprint().to_string(),
             id: OfferId { round: due.round, island: self.name.clone(), incarnation: self.incarnation },
-            fragment: p,
+            fragment: due.fragment,
             base: due.facts.base,
             tokens: due.facts.tokens,
             steps: due.facts.steps,
             codec: which.hash.clone(),
             codec_config: which.config.clone(),
-            hash: content_hash(&chunks),
-        };
-        Ok((header, chunks))
+            hash: content_hash(chunks),
+        }
     }
 
     /// The heartbeat as of now.
@@ -342,24 +347,34 @@ impl Crew {
 
     /// Beats, and notices when a newer life of this island was claimed.
     pub async fn beat(self: Arc<Crew>) {
+        let mut looked_at = clock::now();
         for counter in 2u64.. {
+            // Every fourth beat, and first of all after a freeze: the heartbeat of the newer life is not to be overwritten.
+            if clock::now() - looked_at >= self.beat_every * 4 {
+                let looked = clock::timeout(self.beat_every * 5, self.is_succeeded()).await;
+                looked_at = clock::now();
+                if let Ok(Ok(true)) = looked {
+                    return;
+                }
+            }
             let state =
                 if self.shared.drain.load(Ordering::Relaxed) { IslandState::Draining } else { IslandState::Training };
             let card = self.card(counter, state);
             self.report(&card);
             // A beat that does not get through is missed, not repeated: the next one is fresher.
-            let beat = clock::timeout(self.beat_every * 5, self.bucket.put_card(&card)).await;
-            if let Ok(Ok(())) = beat
-                && counter % 4 == 0
-                && let Ok(newest) = self.bucket.newest_incarnation(&self.name).await
-                && newest > self.incarnation
-            {
-                self.sink.note(&self.name, format!("life {} ends: life {newest} has been claimed", self.incarnation));
-                self.shared.fenced.store(true, Ordering::Relaxed);
-                return;
-            }
+            let _ = clock::timeout(self.beat_every * 5, self.bucket.put_card(&card)).await;
             clock::sleep(self.beat_every).await;
         }
+    }
+
+    /// Whether a newer life of this island has been claimed; this one then ends at its next step boundary.
+    async fn is_succeeded(&self) -> Result<bool> {
+        let newest = self.bucket.newest_incarnation(&self.name).await?;
+        let succeeded = newest > self.incarnation;
+        if succeeded && !self.shared.fenced.swap(true, Ordering::Relaxed) {
+            self.sink.note(&self.name, format!("life {} ends: life {newest} has been claimed", self.incarnation));
+        }
+        Ok(succeeded)
     }
 
     /// Writes checkpoints until the training loop ends.
@@ -372,7 +387,13 @@ impl Crew {
     }
 
     /// Writes one checkpoint and removes those that are too many.
+    ///
+    /// Before: this is the newest life of its island. One that was frozen, and has been succeeded meanwhile, writes nothing and is fenced, or it would remove what
+    /// its successor has written.
     pub async fn write_checkpoint(&self, job: CheckpointJob) -> Result<()> {
+        if self.is_succeeded().await? {
+            return Ok(());
+        }
         let step = job.step;
         let header = CheckpointHeader {
             format: FORMAT,
@@ -404,7 +425,6 @@ impl Crew {
             if let Err(error) = self.claim_one(&mut next, &mut peers).await {
                 self.sink
                     .note(&self.name, format!("no new block of data, goes over its last one again: {}", error.chain()));
-                next = None;
                 clock::sleep(Duration::from_secs(2)).await;
             }
         }
@@ -440,7 +460,12 @@ impl Crew {
         }
         peers.looks += 1;
         let name = &names[peers.looks % names.len()];
-        let Some(card) = self.bucket.card(name).await? else { return Ok(None) };
+        let card = match self.bucket.card(name).await {
+            // One that cannot be read is its island's trouble.
+            Err(error) if error.kind() == Kind::Corrupt => None,
+            card => card?,
+        };
+        let Some(card) = card else { return Ok(None) };
         let beat = (card.incarnation, card.counter);
         let now = clock::now();
         let known = peers.known.entry(name.clone()).or_insert(Peer { beat, since: now, has_blocks: true });
@@ -454,12 +479,15 @@ impl Crew {
         let newest = left.iter().map(|held| held.block).max();
         if let Some(newest) = newest {
             // Those that it claimed after its last heartbeat.
-            let more = self.bucket.blocks_held_after(newest, name, card.incarnation).await?;
+            let lives = card.incarnation..=card.incarnation;
+            let more = self.bucket.blocks_held_from(newest.saturating_add(1), name, lives).await?;
             left.extend(more.into_iter().map(Cursor::at));
         }
-        for block in left.into_iter().filter(|block| !block.is_used_up()).take(BLOCKS_LEFT_MAX) {
+        left.retain(|block| !block.is_used_up() && !peers.taken.contains(&block.block));
+        for block in left.into_iter().take(BLOCKS_LEFT_MAX) {
             let taken = self.bucket.take_over_block(block.block, name, &self.name, self.incarnation).await?;
             if let Some(attempt) = taken {
+                peers.taken.insert(block.block);
                 let windows = block.window;
                 self.sink.note(
                     &self.name,
@@ -485,6 +513,8 @@ struct Trouble {
 struct Peers {
     looks: usize,
     known: BTreeMap<String, Peer>,
+    /// Blocks that were taken over.
+    taken: BTreeSet<u64>,
 }
 
 struct Peer {

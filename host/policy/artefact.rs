@@ -1,9 +1,10 @@
-//! The three steps that Rust cannot check: taking compiled code back, limiting this process, and asking who we are.
+//! What the operating system and wasmtime are asked for: taking compiled code back, limiting this process, and who we are.
 
-#![expect(unsafe_code, reason = "wasmtime's and libc's interfaces for these are unsafe functions")]
+#![expect(unsafe_code, reason = "wasmtime's interface for compiled code is an unsafe function")]
 
 use std::io;
 
+use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
@@ -19,19 +20,14 @@ pub(super) fn deserialize(engine: &Engine, bytes: &[u8]) -> wasmtime::Result<Com
 
 /// Limits this process: address space in bytes, processor time in seconds, no core files.
 pub(super) fn limit_process(bytes: u64, seconds: u64) -> io::Result<()> {
-    let limits = [(libc::RLIMIT_AS, bytes), (libc::RLIMIT_CPU, seconds), (libc::RLIMIT_CORE, 0)];
+    let limits = [(Resource::As, bytes), (Resource::Cpu, seconds), (Resource::Core, 0)];
     for (resource, value) in limits {
-        let limit = libc::rlimit { rlim_cur: value as libc::rlim_t, rlim_max: value as libc::rlim_t };
-        // SAFETY: setrlimit reads the struct that it is given a valid pointer to, and nothing else.
-        if unsafe { libc::setrlimit(resource, &limit) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })?;
     }
     Ok(())
 }
 
 /// The user that this process acts as.
 pub(super) fn user() -> u32 {
-    // SAFETY: geteuid has no arguments, no state and cannot fail.
-    unsafe { libc::geteuid() }
+    geteuid().as_raw()
 }

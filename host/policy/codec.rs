@@ -10,8 +10,9 @@ use super::instance::{Instance, nonsense};
 use super::tensor::check_chunk;
 use super::{At, Error, Policy, Result, Tensor};
 
-/// Bytes that a value may be encoded in, and that a chunk may take beside them.
-const BYTES_PER_VALUE_MAX: usize = 8;
+/// Bytes that a value may be encoded in.
+pub const BYTES_PER_VALUE_MAX: usize = 8;
+/// Bytes that a chunk may take beside those of its values.
 const CHUNK_BYTES_EXTRA: usize = 64;
 
 /// What a codec promises.

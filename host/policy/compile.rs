@@ -117,7 +117,8 @@ impl Compiler {
             _ => code_of(&self.engine, wasm).map_err(uncompilable)?,
         };
         if let Some(cache) = &self.cache {
-            cache.put(policy, &code)?;
+            // Code that cannot be kept (no room, say) is compiled again by the next process.
+            let _ = cache.put(policy, &code);
         }
         deserialize(&self.engine, &code).map_err(|error| Error::host("loading compiled code", format!("{error:#}")))
     }
@@ -154,7 +155,7 @@ fn in_child(program: &Path, policy: Hash, wasm: &[u8], limits: &Limits) -> Resul
             // A child that dies before it has read everything shows by its exit code.
             let _ = stdin.map(|mut pipe| pipe.write_all(wasm));
         });
-        let code = scope.spawn(move || read_up_to(stdout, CODE_BYTES_MAX));
+        let code = scope.spawn(move || read_up_to(stdout, CODE_BYTES_MAX + 1));
         let message = scope.spawn(move || read_up_to(stderr, 4 << 10));
         let status = loop {
             match child.try_wait() {
@@ -179,6 +180,14 @@ fn in_child(program: &Path, policy: Hash, wasm: &[u8], limits: &Limits) -> Resul
         limit: format!("{} MiB and {} s", limits.compile_bytes_max >> 20, limits.compile_seconds_max),
         found,
     };
+    if code.len() as u64 > CODE_BYTES_MAX {
+        return Err(Error::TooCostly {
+            policy,
+            what: "compiled code".into(),
+            limit: format!("{} MiB", CODE_BYTES_MAX >> 20),
+            found: "more".into(),
+        });
+    }
     match status.map_err(failed)? {
         Some(status) if status.success() => Ok(code),
         Some(status) => match status.signal() {
@@ -235,15 +244,12 @@ impl Cache {
         (Sha256::digest(code).as_slice() == sum).then(|| code.to_vec())
     }
 
-    fn put(&self, policy: Hash, code: &[u8]) -> Result<()> {
-        let write = || -> std::io::Result<()> {
-            let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
-            file.write_all(&Sha256::digest(code))?;
-            file.write_all(code)?;
-            file.persist(self.path(policy))?;
-            Ok(())
-        };
-        write().map_err(|error| Error::host(format!("keeping compiled code in {}", self.folder.display()), error))
+    fn put(&self, policy: Hash, code: &[u8]) -> std::io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
+        file.write_all(&Sha256::digest(code))?;
+        file.write_all(code)?;
+        file.persist(self.path(policy))?;
+        Ok(())
     }
 }
 

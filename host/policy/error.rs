@@ -163,6 +163,11 @@ impl Error {
         )
     }
 
+    /// Whether this machine failed, so that the same may go well later or elsewhere.
+    pub fn is_of_host(&self) -> bool {
+        matches!(self, Error::Host { .. })
+    }
+
     pub(super) fn host(what: impl Into<String>, reason: impl ToString) -> Error {
         Error::Host { what: what.into(), reason: reason.to_string() }
     }

@@ -160,12 +160,23 @@ fn failure(
     if let Some(wanted) = guest.refused {
         return Error::OutOfMemory { policy, call, wanted, limit: limits.instance_bytes_max };
     }
+    if is_of_this_machine(&error) {
+        return Error::host(format!("making room for policy {} in {call}", policy.short()), format!("{error:#}"));
+    }
     match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Error::OutOfFuel { policy, call, fuel },
         Some(Trap::Interrupt) => Error::TimedOut { policy, call, seconds: limits.call_seconds_max },
         Some(trap) => Error::Trapped { policy, call, what: trap.to_string() },
         None => Error::Trapped { policy, call, what: shown(&error.root_cause().to_string()) },
     }
+}
+
+/// Whether a call failed since this machine has no more memory or address space; the policy is not to blame for that.
+fn is_of_this_machine(error: &wasmtime::Error) -> bool {
+    let ours = |cause: &(dyn std::error::Error + 'static)| {
+        cause.is::<rustix::io::Errno>() || cause.is::<std::io::Error>() || cause.is::<wasmtime::error::OutOfMemory>()
+    };
+    error.chain().any(ours)
 }
 
 /// A guest's text, fit for a log: cut to a bounded length, no control characters.
@@ -175,4 +186,17 @@ pub(super) fn shown(text: &str) -> String {
         end -= 1;
     }
     text[..end].chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_address_space_is_told_from_a_policy_that_traps() {
+        let full = wasmtime::Error::from(rustix::io::Errno::NOMEM).context("mmap failed to reserve 0x100000000 bytes");
+        assert!(is_of_this_machine(&full) && is_of_this_machine(&full.context("instantiating")));
+        let trap = wasmtime::Error::from(Trap::UnreachableCodeReached).context("while executing");
+        assert!(!is_of_this_machine(&trap) && !is_of_this_machine(&wasmtime::Error::msg("a table outgrew its limit")));
+    }
 }

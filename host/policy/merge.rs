@@ -145,8 +145,8 @@ pub(super) fn metered(
     let mut seats = vec![(); threads.clamp(1, chunks.len().max(1))];
     let (mut workers, plans): (Vec<_>, Vec<_>) =
         at_once(&mut seats, |()| Worker::open(policy, &opening))?.into_iter().unzip();
+    let plans = plans.into_iter().map(|plan| job.checked(plan)).collect::<Result<Vec<_>>>()?;
     let plan = the_same(policy, "plan", plans)?;
-    let plan = job.checked(plan)?;
     for pass in 0..plan.passes {
         let blobs = job.observe(&mut workers, pass)?;
         at_once(&mut workers, |worker| worker.observed(pass, &blobs))?;

@@ -35,7 +35,7 @@ mod tuning;
 
 pub use admission::{CARD_FORMAT, Card, Check, Clock, RoleCard, admit, examine};
 pub use bundled::{bundled_name, bundled_names, bundled_wasm};
-pub use codec::{Codec, CodecTraits};
+pub use codec::{BYTES_PER_VALUE_MAX, Codec, CodecTraits};
 pub use compile::{COMPILE_COMMAND, compile_child};
 pub use error::Error;
 pub use hash::{Hash, HashError};

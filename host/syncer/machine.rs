@@ -13,13 +13,13 @@
 //! An island keeps up while its heartbeat moves and it has not missed [`MISSES_MAX`] rounds in a row; no round is kept from being skipped for one that does not, and
 //! a pace is told, but it is merged whenever its offer is there in time.
 
-use super::offer::{Facts, Verdict};
+use super::offer::{Facts, UNCLAIMED, Verdict};
 use crate::bucket::record::{Fate, OfferRecord, Pace, PolicyUse};
 use crate::bucket::{Ledger, OfferId};
 use crate::clock::{self, Duration, Instant};
 use crate::outer::Period;
 use crate::policy::{self, Lag, Role, View};
-use crate::spec::Spec;
+use crate::spec::{ISLANDS_MAX, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rounds in a row without an offer after which an island no longer keeps up.
@@ -267,11 +267,19 @@ impl Machine {
         self.live(now).filter(|(_, i)| i.misses < MISSES_MAX).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// An inner step of the live islands, in ms: their median, so that no single island decides; 0 while nobody has said.
+    /// An inner step of the islands that keep up (of all live ones, where none does), in ms: their median, of an even number the lower one, so that no single slow island
+    /// decides; 0 while nobody has said.
     pub fn step_ms(&self, now: Instant) -> f64 {
-        let mut steps: Vec<f64> = self.live(now).map(|(_, i)| i.step_ms).filter(|&ms| ms > 0.0).collect();
+        let told = |keeping_up: bool| {
+            let islands = self.live(now).filter(move |(_, i)| !keeping_up || i.misses < MISSES_MAX);
+            islands.map(|(_, i)| i.step_ms).filter(|&ms| ms > 0.0)
+        };
+        let mut steps: Vec<f64> = told(true).collect();
+        if steps.is_empty() {
+            steps.extend(told(false));
+        }
         steps.sort_by(f64::total_cmp);
-        steps.get(steps.len() / 2).copied().unwrap_or(0.0)
+        steps.get(steps.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
     }
 
     /// So many inner steps; `unknown` while nobody has said how long one takes.
@@ -381,9 +389,15 @@ impl Machine {
             || self.turned_down(round).any(|(record, _)| record.id.island == name && record.id.incarnation >= life)
     }
 
-    /// Offers for a round that were turned down, and whose islands wait for its end. One that a newer life supersedes has nobody who waits.
+    /// Offers for a round that were turned down, and whose islands wait for its end. One that a newer life supersedes has nobody who waits, nor has one of a life
+    /// that nobody claimed.
     fn turned_down(&self, round: u64) -> impl Iterator<Item = &(OfferRecord, Instant)> {
-        self.pending.iter().filter(move |(record, _)| record.id.round == round && record.fate != Fate::Superseded)
+        let is_answer = |fate: &Fate| match fate {
+            Fate::Superseded => false,
+            Fate::Refused(reason) => reason != UNCLAIMED,
+            _ => true,
+        };
+        self.pending.iter().filter(move |(record, _)| record.id.round == round && is_answer(&record.fate))
     }
 
     /// Whether the next round could be closed if it were not for this syncer's own work: what was decided is still to be done, or its quorum is
@@ -398,9 +412,15 @@ impl Machine {
         self.good.iter().filter(move |(id, _)| id.round == round)
     }
 
-    /// The offers that a round is closed with, in order of island.
+    /// The offers that a round is closed with, in order of island: the first [`ISLANDS_MAX`] that came. Policies are made for as many; more are late.
     pub fn chosen(&self, round: u64) -> Vec<&Facts> {
-        self.of_round(round).map(|(_, (facts, _))| facts).collect()
+        let mut first: Vec<_> = self.of_round(round).collect();
+        if first.len() > ISLANDS_MAX {
+            first.sort_by_key(|(id, (_, at))| (*at, *id));
+            first.truncate(ISLANDS_MAX);
+            first.sort_by_key(|(id, _)| *id);
+        }
+        first.into_iter().map(|(_, (facts, _))| facts).collect()
     }
 
     /// An offer turned out not to be fit when its round was merged.

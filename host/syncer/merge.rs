@@ -123,6 +123,9 @@ pub fn merge_round(
                 policy::Error::Source { .. } => {
                     Error::unavailable(format!("round {}: a temporary file fails", input.round.index)).because(e)
                 }
+                policy::Error::Host { .. } => {
+                    Error::unavailable(format!("round {}: cannot be merged here", input.round.index)).because(e)
+                }
                 _ => Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e),
             })?;
     let Source { parameters, state, .. } = source;

@@ -56,8 +56,18 @@ impl Facts {
     }
 }
 
+/// Tokens that one offer counts for at most: a quarter of the budget, or those of sixteen periods where that is more. An island whose syncer was away for long may have
+/// trained on more; what an island merely says must not end the run.
+fn counted_max(spec: &Spec, step_tokens: u64) -> u64 {
+    let periods = step_tokens.saturating_mul(16 * spec.outer.sync_steps as u64);
+    if spec.tokens == 0 { TOKENS_MAX } else { (spec.tokens / 4).max(periods).min(TOKENS_MAX) }
+}
+
 /// Why an offer of a closed round was not merged although nothing was wrong with it.
 pub(super) const NO_WEIGHT: &str = "the merge policy gave it no weight";
+
+/// Why an offer is refused whose life is newer than any claim. Anybody may have put it there: it is no answer of its island.
+pub(super) const UNCLAIMED: &str = "its life was never claimed";
 
 /// What the firewall says.
 #[derive(Debug, Clone)]
@@ -140,7 +150,7 @@ pub fn check(
 ) -> Result<Verdict> {
     let header = &offer.header;
     let step_tokens = (spec.train.batch * spec.model.context) as u64;
-    let tokens = header.tokens.min(TOKENS_MAX);
+    let tokens = header.tokens.min(counted_max(spec, step_tokens));
     let turned_down = |fate: Fate| {
         Verdict::Decided(OfferRecord {
             id: id.clone(),

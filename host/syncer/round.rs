@@ -7,7 +7,7 @@
 
 use super::down::step_down;
 use super::merge::{RoundInput, merge_round};
-use super::offer::{Facts, NO_WEIGHT, Verdict, check};
+use super::offer::{Facts, NO_WEIGHT, UNCLAIMED, Verdict, check};
 use super::run::{Desk, Syncer, lock};
 use crate::bucket::payload::Stored;
 use crate::bucket::record::{Body, Commit, Fate, OfferRecord, PolicyUse, Skip, StepRef, Version};
@@ -70,17 +70,37 @@ impl Syncer {
                     Err(error) if error.kind() == Kind::Unavailable => continue,
                     Err(error) => return Err(error),
                 };
+                let (verdict, newest) = match self.of_claimed_life(id, verdict).await {
+                    Ok(found) => found,
+                    Err(error) if error.kind() == Kind::Unavailable => continue,
+                    Err(error) => return Err(error),
+                };
                 if let Verdict::Decided(OfferRecord { fate: Fate::Refused(reason), .. }) = &verdict {
                     desk.sink
                         .note(&desk.id, format!("refuses the offer of {} for round {}: {reason}", id.island, id.round));
                 }
-                let newest = lock(&self.incarnations).get(&id.island).copied().unwrap_or(0);
                 self.machine.offer(id.clone(), verdict, newest, clock::now());
                 self.unfetched -= usize::from(id.round == open.start);
                 self.office.moved();
             }
         }
         Ok(())
+    }
+
+    /// The newest life of an offer's island. An offer of a life that nobody has claimed is refused: merged, it would outrank every life to come.
+    async fn of_claimed_life(&self, id: &OfferId, verdict: Verdict) -> Result<(Verdict, u64)> {
+        let mut newest = lock(&self.incarnations).get(&id.island).copied().unwrap_or(0);
+        let Verdict::Good(facts) = verdict else { return Ok((verdict, newest)) };
+        if id.incarnation > newest {
+            newest = self.desk.bucket.newest_incarnation(&id.island).await?;
+            let mut known = lock(&self.incarnations);
+            let known = known.entry(id.island.clone()).or_default();
+            *known = newest.max(*known);
+        }
+        if id.incarnation > newest {
+            return Ok((Verdict::Decided(facts.record(0.0, Fate::Refused(UNCLAIMED.into()))), newest));
+        }
+        Ok((Verdict::Good(facts), newest))
     }
 
     /// What the firewall says of an offer. Notes an island that could not encode with the codec of its round.

@@ -1,7 +1,7 @@
 //! Builds the policies under plugins/ into components and writes down what they were built from.
 //!
 //! The components ship in the repository, so that nobody needs a WebAssembly toolchain to run them; `manifest.json` says which
-//! compiler made them from which sources. Sources are named by one hash over every file under plugins/ (build output and examples in
+//! compiler made them from which sources. Sources are named by one hash over every file under plugins/ (documents, build output and examples in
 //! other languages left out) and wit/: path, length and content, in the order of the paths. Another compiler makes other bytes of the same sources; what it may
 //! not make is other answers, which the golden vectors of the host's tests hold.
 
@@ -188,7 +188,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') || OTHERS.contains(&&*name) {
+        if name.starts_with('.') || name.ends_with(".md") || OTHERS.contains(&&*name) {
             continue;
         }
         if entry.file_type()?.is_dir() {

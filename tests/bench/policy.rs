@@ -85,12 +85,8 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 type Job<'a> = (String, Box<dyn FnMut() + 'a>);
 
 /// Seconds of processor time that this process has taken.
-#[expect(unsafe_code, reason = "libc's clocks are unsafe functions")]
 fn processor_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: clock_gettime writes the struct that it is given a valid pointer to, and nothing else.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    assert_eq!(failed, 0, "this system has a clock of processor time");
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 

@@ -64,6 +64,25 @@ fn a_block_of_data_goes_to_one_island_and_the_next_is_the_first_that_nobody_clai
     });
 }
 
+#[test]
+fn a_claim_whose_answer_was_lost_is_its_own_when_it_is_made_again() {
+    everywhere(|place| async move {
+        let bucket = bucket(&place);
+        assert!(bucket.claim_block(0, "a", 2).await.expect("an answer"));
+        assert!(bucket.claim_block(0, "a", 2).await.expect("an answer"), "the same life");
+        assert!(!bucket.claim_block(0, "a", 3).await.expect("an answer"), "another life");
+        assert!(!bucket.claim_block(0, "b", 2).await.expect("an answer"), "another island");
+        let taken = async || bucket.take_over_block(0, "a", "b", 1).await.expect("an answer");
+        assert_eq!((taken().await, taken().await), (Some(1), Some(1)));
+        assert_eq!(bucket.take_over_block(0, "a", "c", 1).await.expect("an answer"), None);
+        for (block, life) in [(1, 1), (2, 2), (3, 4)] {
+            assert!(bucket.claim_block(block, "a", life).await.expect("an answer"));
+        }
+        let held = async |from, lives| bucket.blocks_held_from(from, "a", lives).await.expect("listed");
+        assert_eq!((held(0, 1..=2).await, held(2, 1..=9).await), (vec![1, 2], vec![2, 3]), "0 is b's now");
+    });
+}
+
 fn record(seed: u64) -> RunRecord {
     let policy = |name: &str| PolicyUse { name: name.into(), hash: "0".repeat(64), config: String::new() };
     RunRecord {

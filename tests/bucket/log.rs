@@ -350,3 +350,24 @@ fn a_switch_of_policies_counts_for_every_reader_from_its_round_on_and_one_that_c
         assert_eq!(read, tail.ledger, "a state carries it");
     });
 }
+
+#[test]
+fn a_round_that_was_open_stays_open_however_the_window_shrinks() {
+    let mut ledger = empty();
+    let mut apply = |body: Body| {
+        let next = ledger.next;
+        ledger.apply(next, &entry(next, "s", body)).expect("valid");
+        ledger.clone()
+    };
+    let window = FRAGMENTS as u64;
+    let started = apply(Body::Start { versions: (0..window).map(version).collect(), window });
+    let mut end = started.open_rounds().end;
+    let mut before = started;
+    for _ in 0..3 {
+        // The commit asks for one open round from now on.
+        let after = apply(commit(&before, &["a"]));
+        assert!(after.open_rounds().end >= end && after.window >= 1, "{:?}", after.open_rounds());
+        (end, before) = (after.open_rounds().end, after);
+    }
+    assert_eq!(before.window, window.saturating_sub(3).max(1), "one less with each commit");
+}

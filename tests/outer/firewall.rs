@@ -42,7 +42,11 @@ pub fn offer(world: &World, island: &str, incarnation: u64, delta: [f32; 2]) -> 
     (header, chunks)
 }
 
+/// Puts an offer; its island claims its first life before, if it has none.
 pub async fn put(world: &World, (mut header, chunks): (OfferHeader, Vec<Chunk>)) -> Result<()> {
+    if world.bucket.newest_incarnation(&header.id.island).await? == 0 {
+        world.bucket.claim_incarnation(&header.id.island).await?;
+    }
     header.hash = content_hash(&chunks);
     world.bucket.put_offer(&header, chunks).await.map(|_| ())
 }
@@ -211,4 +215,32 @@ fn a_round_that_cannot_reach_its_quorum_any_more_is_skipped_and_its_good_offer_i
     let fates: Vec<_> = tape.offers().map(|o| (o.id.round, o.id.island.as_str(), o.fate.clone())).collect();
     let idle = Fate::Refused("it has no tokens or no steps".into());
     assert_eq!(fates, [(1, "b", Fate::Late), (1, "a", idle), (2, "a", Fate::Merged), (2, "b", Fate::Merged)]);
+}
+
+#[test]
+fn an_offer_of_a_life_that_nobody_claimed_is_refused_and_locks_nobody_out() {
+    let tape = on_virtual_time(22, async {
+        let world = two_numbers().await?;
+        let desk = world.desk(STEP);
+        tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
+        world.bucket.claim_incarnation("good").await?;
+        beat(&world, "good", 1).await?;
+        clock::sleep(STEP * 3).await;
+        // Sound but for its life, which would outrank every life to come.
+        put(&world, offer(&world, "good", 999_999, [1.0, 1.0])).await?;
+        put(&world, offer(&world, "other", 2, [1.0, 1.0])).await?;
+        clock::sleep(STEP * 3).await;
+        put(&world, offer(&world, "good", 1, [-0.5, 0.25])).await?;
+        while world.ledger().await?.rounds_committed() == 0 {
+            clock::sleep(STEP).await;
+        }
+        Ok(Tape::read(&world.bucket).await)
+    })
+    .unwrap();
+    tape.assert_is_a_ledger();
+    let mut fates: Vec<(&str, u64, Fate)> =
+        tape.offers().map(|o| (o.id.island.as_str(), o.id.incarnation, o.fate.clone())).collect();
+    fates.sort_by_key(|(island, life, _)| (island.to_string(), *life));
+    let unclaimed = Fate::Refused("its life was never claimed".into());
+    assert_eq!(fates, [("good", 1, Fate::Merged), ("good", 999_999, unclaimed.clone()), ("other", 2, unclaimed)]);
 }

@@ -439,3 +439,28 @@ fn a_pace_that_never_closes_a_round_holds_it_up_for_ten_minutes_and_the_run_goes
     })
     .unwrap();
 }
+
+#[test]
+fn a_first_codec_that_encodes_nothing_leaves_the_log_going_and_the_run_goes_on_under_another() {
+    on_virtual_time(61, async {
+        let mut world = world(short(1_500), 2, 1).await?;
+        let good = world.codec.clone();
+        let bad = runtime().load(&CodecText { encode: "(unreachable)", ..CodecText::default() }.wasm()).unwrap();
+        (world.codec, world.record.codec) = (bad.clone(), used(&bad, ""));
+        let shelf = Shelf::holding([bad.clone(), good.clone(), world.merge.clone(), world.pace.clone()]);
+        let policy = used(&good, "");
+        let (ledger, entries) = with_islands(&[("a", STEP)], &world, &shelf, async || {
+            while world.ledger().await?.rounds_skipped() < 4 {
+                clock::sleep(STEP).await;
+            }
+            activate::activate(&world.bucket, &world.record, Role::Codec, &policy, None).await.map(|_| ())
+        })
+        .await?;
+        let refused = ledger.fates.reasons.get("its values are not of the fragment's shape").copied().unwrap_or(0);
+        assert!(ledger.rounds_skipped() >= 4 && refused >= ledger.rounds_skipped(), "{:?}", ledger.fates);
+        assert_eq!(ledger.stopped.as_deref(), Some("the token budget is merged"));
+        assert!(switches(&entries).iter().all(|switch| switch.failed.is_none()), "nobody had to give anything up");
+        Ok(())
+    })
+    .unwrap();
+}

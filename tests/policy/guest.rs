@@ -10,6 +10,8 @@ pub struct CodecText {
     pub decode: &'static str,
     /// `traits`: bits per value, feedback (0 or 1), its decay, greatest error, block.
     pub traits: (&'static str, u8, &'static str, &'static str, u32),
+    /// Pages of 64 KiB that its memory begins with.
+    pub pages: u32,
 }
 
 /// Passes what came in on, as bytes or as values.
@@ -18,7 +20,7 @@ const PASS_DECODED: &str = "(call $answer (local.get $bytes) (i32.shr_u (local.g
 
 impl Default for CodecText {
     fn default() -> CodecText {
-        CodecText { extra: "", encode: PASS_ENCODED, decode: PASS_DECODED, traits: ("32", 0, "0", "0", 1) }
+        CodecText { extra: "", encode: PASS_ENCODED, decode: PASS_DECODED, traits: ("32", 0, "0", "0", 1), pages: 4 }
     }
 }
 
@@ -73,7 +75,7 @@ impl CodecText {
     pub fn wasm(&self) -> Vec<u8> {
         let (bits, feedback, decay, error, block) = self.traits;
         let core = format!(
-            r#"{CORE} {extra}
+            r#"{core} {extra}
             (func (export "open") (param i32 i32 i32 i32) (result i32)
               (i32.store8 (i32.const 16) (i32.const 0)) (i32.store (i32.const 20) (call $new (i32.const 1))) (i32.const 16))
             (func (export "traits") (param i32) (result i32)
@@ -82,6 +84,7 @@ impl CodecText {
               (i32.store (i32.const 80) (i32.const {block})) (i32.const 64))
             (func (export "encode") (param i32 i32 i64) (param $values i32) (param $count i32) (result i32) {encode})
             (func (export "decode") (param i32 i32 i64) (param $bytes i32) (param $length i32) (param $elements i32) (result i32) {decode})"#,
+            core = CORE.replace("\"memory\") 4)", &format!("\"memory\") {})", self.pages)),
             extra = self.extra,
             encode = self.encode,
             decode = self.decode,

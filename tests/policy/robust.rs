@@ -207,3 +207,32 @@ fn sparseloco_counts_zeros_takes_a_plain_step_and_keeps_no_state() {
         }
     }
 }
+
+#[test]
+fn as_many_islands_as_a_run_may_have_are_merged_by_every_rule_but_krum_which_says_so() {
+    let count = tombolo::spec::ISLANDS_MAX;
+    let length = 32_768;
+    // Alike but for their size, so that every rule comes to the same direction.
+    let common = noise(3, length);
+    let values: Vec<Vec<f32>> =
+        (0..count).map(|m| common.iter().map(|v| v * (1.0 + m as f32 / count as f32)).collect()).collect();
+    let islands: Vec<Contribution> = (values.iter().enumerate())
+        .map(|(m, list)| Contribution { norm: norm(list), ..contribution(&format!("island-{m:03}"), 100, 10) })
+        .collect();
+    for rule in RULES {
+        let policy = runtime().bundled(rule).expect("bundled");
+        let tensors = vec![tensor("t", &[length as u32], TensorKind::Matrix)];
+        let mut fragment = Fragment::new(tensors, vec![0.0; length]);
+        let merged = fragment.merge(&policy, plain(rule), round(0), &islands, &values, 2);
+        if rule == "krum" {
+            let error = merged.expect_err("all pairs of so many").to_string();
+            assert!(error.contains("krum compares all pairs") && error.contains("256 contributions"), "{error}");
+            continue;
+        }
+        merged.expect(rule);
+        let mean = common.iter().map(|v| v * (1.0 + 0.5 * (count - 1) as f32 / count as f32)).collect::<Vec<f32>>();
+        let found: Vec<f32> = fragment.parameters.iter().map(|value| 0.0 - value).collect();
+        // Half of the way between the shortest and the longest, to a few parts in a hundred: rules differ in what they leave out.
+        assert!(distance(&found, &mean) < 0.02 * norm(&mean), "{rule}: {}", distance(&found, &mean) / norm(&mean));
+    }
+}

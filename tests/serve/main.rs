@@ -320,7 +320,9 @@ fn a_run_stands_as_its_log_says() {
     // A record that no run can have is an error, and no end of the server.
     let mut record = workshop.json("bucket/small/run.json");
     record["fragments"] = 0.into();
-    for (run, text) in [("none", record.to_string()), ("torn", "{".to_owned())] {
+    let mut newer = workshop.json("bucket/small/run.json");
+    newer["format"] = 2.into();
+    for (run, text) in [("none", record.to_string()), ("torn", "{".to_owned()), ("newer", newer.to_string())] {
         fs::create_dir(workshop.path(&format!("bucket/{run}"))).expect("a folder");
         fs::write(workshop.path(&format!("bucket/{run}/run.json")), text).expect("a file");
         let answer = server.get(&format!("/v1/runs/{run}"));

@@ -62,6 +62,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     let mut encoded = Vec::new();
     let (mut full_bytes, mut full_values, mut fuel) = (0, 0, 0);
     for piece in &pieces {
+        exam.in_time()?;
         let before = first.fuel();
         let bytes =
             answered(ROUND_TRIP, || format!("encoding {}", piece.place()), first.encode(piece.at, piece.values))?;
@@ -80,6 +81,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     let mut decoded = Vec::new();
     let (mut worst, mut fuel) = (0.0_f64, 0);
     for (piece, bytes) in pieces.iter().zip(&encoded) {
+        exam.in_time()?;
         let before = fresh.fuel();
         let answer = fresh.decode(piece.at, bytes, piece.values.len());
         let values = answered(ROUND_TRIP, || format!("decoding {}", piece.place()), answer)?;
@@ -97,6 +99,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     // Another order, and the first instance once more.
     let mut other = open(SAME)?;
     for (piece, bytes, values) in (0..pieces.len()).rev().map(|i| (&pieces[i], &encoded[i], &decoded[i])) {
+        exam.in_time()?;
         for (codec, who) in
             [(&mut second, "another instance, last chunk first"), (&mut first, "one instance, a second time")]
         {

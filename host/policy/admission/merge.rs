@@ -57,6 +57,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     for (threads, who) in [(1, "a second time"), (2, "on two threads")] {
         let (mut one, mut other) = (start.clone(), start.clone());
         for round in 1..=ROUNDS {
+            exam.in_time()?;
             one = merged(SAME, "merging", &one, &offers(round), 1)?.0;
             other = merged(SAME, &format!("merging {who}"), &other, &offers(round), threads)?.0;
             let place = format!("round {round}, {who}");
@@ -65,6 +66,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     }
     exam.pass(SAME, format!("{ROUNDS} rounds on top of each other"));
 
+    exam.in_time()?;
     for (what, scale) in [("zeros", 0.0), ("values near 1e-38", 1e-38), ("values near 1e15", 1e15)] {
         let offers = Offers::of((0..ISLANDS).map(|island| noise(50 + island, count, scale)).collect(), false);
         merged(FINITE, &format!("merging {what}"), &start, &offers, 1)?;

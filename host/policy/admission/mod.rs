@@ -4,7 +4,8 @@
 //! counterexample. The questions are the same for everybody and hold no chance, so a component is admitted everywhere or nowhere; only the speeds,
 //! which are measured where a clock is given, differ.
 //!
-//! A hostile component costs a bounded time: each call is bounded by fuel and by the clock, and there are a few hundred calls.
+//! A hostile component costs a bounded time: each call is bounded by fuel and by the clock, there are a few hundred calls, and no new one begins once they have
+//! taken [`EXAMINATION_MAX`] together, a hundred times what the slowest honest policy needs.
 
 mod codec;
 mod merge;
@@ -12,7 +13,7 @@ mod pace;
 mod probe;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +109,8 @@ pub fn admit(policy: &Policy, role: Role, config: &[u8], clock: Option<Clock<'_>
     if !policy.roles().contains(&role) {
         return Err(Error::WrongRole { policy: policy.hash(), role, has: policy.roles().to_vec() });
     }
-    let mut examination = Examination { policy, config, clock, passed: Vec::new(), facts: BTreeMap::new() };
+    let begun = Instant::now();
+    let mut examination = Examination { policy, config, clock, begun, passed: Vec::new(), facts: BTreeMap::new() };
     let ended = match role {
         Role::Codec => codec::examine(&mut examination),
         Role::Merge => merge::examine(&mut examination),
@@ -129,6 +131,7 @@ struct Examination<'a> {
     policy: &'a Policy,
     config: &'a [u8],
     clock: Option<Clock<'a>>,
+    begun: Instant,
     passed: Vec<Check>,
     facts: BTreeMap<String, f64>,
 }
@@ -145,7 +148,20 @@ enum End {
 const MEASURE: Duration = Duration::from_millis(200);
 const TURNS_MAX: u32 = 1_000;
 
+/// The longest that the examination of one role goes on.
+const EXAMINATION_MAX: Duration = Duration::from_secs(180);
+
 impl Examination<'_> {
+    /// Holds that there is time for another call.
+    fn in_time(&self) -> std::result::Result<(), End> {
+        let taken = self.begun.elapsed();
+        if taken <= EXAMINATION_MAX {
+            return Ok(());
+        }
+        let property = format!("its examination ends within {} s", EXAMINATION_MAX.as_secs());
+        Err(refused(&property, format!("{} s in, after {} properties", taken.as_secs(), self.passed.len())))
+    }
+
     fn pass(&mut self, property: &str, found: impl Into<String>) {
         self.passed.push(Check { property: property.into(), found: found.into() });
     }

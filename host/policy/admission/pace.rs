@@ -19,6 +19,7 @@ pub(super) fn examine(exam: &mut Examination<'_>) -> Result<(), End> {
     exam.pass(SETTINGS, if config.is_empty() { "the defaults".into() } else { String::from_utf8_lossy(config) });
     let views = views();
     for view in &views {
+        exam.in_time()?;
         let missing = view.islands.iter().filter(|island| !island.answered).count();
         let place = || {
             format!(

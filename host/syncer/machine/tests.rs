@@ -319,3 +319,30 @@ fn a_commit_opens_the_rounds_that_start_within_the_overlap_at_the_period_of_that
     assert_eq!([24, 24 * 26, 24 * 51].map(|round| pace(round).window), [6, 3, 2]);
     assert_eq!([24, 24 * 26, 24 * 51].map(|round| pace(round).sync_steps), [8.0, 16.0, 24.0]);
 }
+
+#[test]
+fn one_slow_island_does_not_say_how_long_a_step_is() {
+    let now = clock::now();
+    let mut machine = machine(1, &["a", "b"], now);
+    machine.beat(&["b"], 2, 10_000.0, now);
+    assert_eq!(machine.step_ms(now), 100.0, "of two the faster");
+    machine.beat(&["c"], 2, 10_000.0, now);
+    assert_eq!(machine.step_ms(now), 10_000.0, "of three the one between");
+    machine.islands.get_mut("c").expect("known").misses = MISSES_MAX;
+    assert_eq!(machine.step_ms(now), 100.0, "who does not keep up is not asked");
+    machine.islands.values_mut().for_each(|island| island.misses = MISSES_MAX);
+    assert_eq!(machine.step_ms(now), 10_000.0, "unless nobody does");
+}
+
+#[test]
+fn a_round_is_closed_with_the_first_offers_and_as_many_as_a_policy_is_made_for() {
+    let now = clock::now();
+    let mut machine = machine(1, &[], now);
+    // The last by name come first.
+    for i in (0..ISLANDS_MAX + 3).rev() {
+        machine.good(&format!("i{i:03}"), 1, now + Duration::from_millis((ISLANDS_MAX + 3 - i) as u64));
+    }
+    let chosen: Vec<String> = machine.chosen(1).into_iter().map(|facts| facts.id.island.clone()).collect();
+    assert_eq!(chosen.len(), ISLANDS_MAX);
+    assert!(chosen.is_sorted() && chosen[0] == "i003", "{}", chosen[0]);
+}

@@ -8,15 +8,19 @@
 //!
 //! One observing pass collects the Gram matrix of the contributions, summed in f64 over the chunks: ‖a − b‖² = a·a + b·b − 2 a·b. That is good to a few
 //! parts in a million of the squared norms; contributions closer than a thousandth of their norms count as equally close. Which
-//! were chosen is known after the pass only, so the log gives all of them the same weight. Memory in a round grows with contributions², which is
-//! meant for tens of islands.
+//! were chosen is known after the pass only, so the log gives all of them the same weight. What the pass remembers grows with contributions² and with the
+//! fragment, so a host's bounds set an end: 127 contributions, 64 of at most 33 million values.
 //!
 //! Configuration: `byzantine` (f, default as many as M allows), `keep` (default 1; at most M − f are kept), `outer` and its fields (see
 //! the SDK's `outer`). State: the outer optimiser's.
 
 use tombolo_policy_sdk::outer::Outer;
 use tombolo_policy_sdk::vector::Gram;
-use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, export_merge, weight};
+use tombolo_policy_sdk::{At, Config, Merge, Opening, Plan, chunks, export_merge, weight};
+
+/// Bytes that the pass may remember of a chunk, and of all (the contract's bounds).
+const BLOB_BYTES_MAX: usize = 64 << 10;
+const PASS_BYTES_MAX: usize = 16 << 20;
 
 /// More islands than any run has: what `byzantine` and `keep` are held to.
 const ISLANDS_MAX: f64 = 1e6;
@@ -37,10 +41,17 @@ impl Merge for Krum {
         let config = Config::parse(&opening.config, &[&["byzantine", "keep"], Outer::FIELDS].concat())?;
         let byzantine = whole(&config, "byzantine", ISLANDS_MAX, 0.0)?;
         let keep = whole(&config, "keep", 1.0, 1.0)?;
-        let outer = Outer::configured(&config, &opening.round)?;
+        let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
         let weights = weight::equal(&opening.contributions)?;
         let count: f32 = weights.iter().sum();
         let coefficients = weights.iter().map(|weight| weight / count).collect();
+        let blob = Gram::zero(weights.len()).to_bytes().len();
+        if blob > BLOB_BYTES_MAX || blob * chunks(&opening.tensors).count() > PASS_BYTES_MAX {
+            let (offers, values) = (weights.len(), opening.tensors.iter().map(|tensor| tensor.elements).sum::<u64>());
+            return Err(format!(
+                "krum compares all pairs, which is too much for {offers} contributions of {values} values; trimmed-mean and median do so many"
+            ));
+        }
         let islands = opening.contributions.into_iter().map(|contribution| contribution.island).collect();
         Ok(Krum { islands, weights, byzantine, keep, coefficients, outer })
     }
@@ -72,6 +83,10 @@ impl Merge for Krum {
     fn step(&self, _: At, values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) -> Result<(), String> {
         self.outer.descend(&self.coefficients, values, state, parameters);
         Ok(())
+    }
+
+    fn memo(&self) -> Vec<u8> {
+        self.outer.memo()
     }
 }
 

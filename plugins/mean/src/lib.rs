@@ -15,7 +15,7 @@ pub struct Mean {
 impl Merge for Mean {
     fn open(opening: Opening) -> Result<Self, String> {
         let config = Config::parse(&opening.config, &[Outer::FIELDS, weight::FIELDS].concat())?;
-        let outer = Outer::configured(&config, &opening.round)?;
+        let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
         Ok(Mean { shares: weight::discounted(&config, &opening.contributions)?, outer })
     }
 
@@ -26,6 +26,10 @@ impl Merge for Mean {
     fn step(&self, _: At, values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) -> Result<(), String> {
         self.outer.descend(&self.shares, values, state, parameters);
         Ok(())
+    }
+
+    fn memo(&self) -> Vec<u8> {
+        self.outer.memo()
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Median {
 impl Merge for Median {
     fn open(opening: Opening) -> Result<Self, String> {
         let config = Config::parse(&opening.config, Outer::FIELDS)?;
-        let outer = Outer::configured(&config, &opening.round)?;
+        let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
         Ok(Median { weights: weight::equal(&opening.contributions)?, outer })
     }
 
@@ -39,6 +39,10 @@ impl Merge for Median {
         trimmed_mean(&counted, (counted.len() - 1) / 2, &mut delta);
         self.outer.descend(&[1.0], &[delta], state, parameters);
         Ok(())
+    }
+
+    fn memo(&self) -> Vec<u8> {
+        self.outer.memo()
     }
 }
 

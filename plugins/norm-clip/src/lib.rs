@@ -24,7 +24,7 @@ impl Merge for NormClip {
     fn open(opening: Opening) -> Result<Self, String> {
         let config = Config::parse(&opening.config, &[&["factor"], Outer::FIELDS, weight::FIELDS].concat())?;
         let factor = config.number_within("factor", 2.0, 1.0, 1e6, "between 1 and 1e6")?;
-        let outer = Outer::configured(&config, &opening.round)?;
+        let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
         let shares = weight::discounted(&config, &opening.contributions)?;
         let coefficients = clipped(&shares, &opening.contributions, factor);
         Ok(NormClip { shares, coefficients, outer })
@@ -37,6 +37,10 @@ impl Merge for NormClip {
     fn step(&self, _: At, values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) -> Result<(), String> {
         self.outer.descend(&self.coefficients, values, state, parameters);
         Ok(())
+    }
+
+    fn memo(&self) -> Vec<u8> {
+        self.outer.memo()
     }
 }
 

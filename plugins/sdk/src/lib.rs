@@ -15,7 +15,7 @@
 //! impl Merge for Mean {
 //!     fn open(opening: Opening) -> Result<Self, String> {
 //!         let config = Config::parse(&opening.config, Outer::FIELDS)?;
-//!         let outer = Outer::configured(&config, &opening.round)?;
+//!         let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
 //!         Ok(Mean { shares: weight::shares(&opening.contributions)?, outer })
 //!     }
 //!     fn plan(&self) -> Plan {
@@ -24,6 +24,9 @@
 //!     fn step(&self, _: At, values: &[Vec<f32>], state: &mut [Vec<f32>], parameters: &mut [f32]) -> Result<(), String> {
 //!         self.outer.descend(&self.shares, values, state, parameters);
 //!         Ok(())
+//!     }
+//!     fn memo(&self) -> Vec<u8> {
+//!         self.outer.memo()
 //!     }
 //! }
 //!

@@ -86,6 +86,35 @@ pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     sum
 }
 
+/// ‖Σₘ coefficients\[m\] · values\[m\]‖² in f64, so that neither short contributions with large coefficients nor their squares leave its range.
+pub fn norm_squared_of_sum(coefficients: &[f64], values: &[Vec<f32>]) -> f64 {
+    let length = values.iter().map(Vec::len).min().unwrap_or(0);
+    let mut squares = [0.0_f64; LANES];
+    let mut start = 0;
+    while start + LANES <= length {
+        let mut sums = [0.0_f64; LANES];
+        for (coefficient, values) in coefficients.iter().zip(values) {
+            let values: &[f32; LANES] = lanes(values, start);
+            for lane in 0..LANES {
+                sums[lane] += coefficient * f64::from(values[lane]);
+            }
+        }
+        for lane in 0..LANES {
+            squares[lane] += sums[lane] * sums[lane];
+        }
+        start += LANES;
+    }
+    let mut total = fold(squares);
+    for index in start..length {
+        let mut sum = 0.0;
+        for (coefficient, values) in coefficients.iter().zip(values) {
+            sum += coefficient * f64::from(values[index]);
+        }
+        total += sum * sum;
+    }
+    total
+}
+
 /// Blocks of [`LANES`] values whose products [`add_run`] adds up in f32.
 const RUN: usize = 16;
 
@@ -277,6 +306,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn norms_of_sums_are_those_of_a_gram_matrix() {
+        let values: Vec<Vec<f32>> =
+            (1..4).map(|m| (0..70).map(|i| ((i * 7_919 * m) % 101) as f32 - 50.0).collect()).collect();
+        let (gram, coefficients) = (Gram::of(&values), [0.5, -2.0, 1e-3]);
+        let squared = norm_squared_of_sum(&coefficients, &values);
+        assert!((squared.sqrt() / gram.norm_of_sum(&coefficients) - 1.0).abs() < 1e-6, "{squared}");
+        // Short contributions with coefficients beyond f32's range.
+        assert!((norm_squared_of_sum(&[1e40], &[vec![1e-40; 33]]) / 33.0 - 1.0).abs() < 1e-4);
+        assert_eq!(norm_squared_of_sum(&[], &[]), 0.0);
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Merge for TrimmedMean {
     fn open(opening: Opening) -> Result<Self, String> {
         let config = Config::parse(&opening.config, &[&["trim"], Outer::FIELDS].concat())?;
         let trim = config.number_within("trim", 0.25, 0.0, 0.5, "between 0 and 0.5")?;
-        let outer = Outer::configured(&config, &opening.round)?;
+        let outer = Outer::configured(&config, &opening.round, &opening.memo)?;
         let weights = weight::equal(&opening.contributions)?;
         let count = weights.iter().filter(|weight| **weight > 0.0).count();
         Ok(TrimmedMean { weights, trimmed: trimmed(trim, count), outer })
@@ -45,6 +45,10 @@ impl Merge for TrimmedMean {
         trimmed_mean(&counted, self.trimmed, &mut delta);
         self.outer.descend(&[1.0], &[delta], state, parameters);
         Ok(())
+    }
+
+    fn memo(&self) -> Vec<u8> {
+        self.outer.memo()
     }
 }
 

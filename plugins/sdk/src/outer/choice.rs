@@ -31,8 +31,10 @@ impl Outer {
 
     /// Reads `outer` and the fields of the optimiser that it names. `cooldown` is the same for all.
     ///
+    /// `memo` is what [`memo`](Outer::memo) answered in the fragment's last round, empty at first and after a switch.
+    ///
     /// Errors: another name; a field of another optimiser; a value out of range.
-    pub fn configured(config: &Config, round: &Round) -> Result<Outer, String> {
+    pub fn configured(config: &Config, round: &Round, memo: &[u8]) -> Result<Outer, String> {
         let name = config.text("outer", "nesterov")?;
         let Some((_, fields)) = KNOWN.iter().find(|(known, _)| *known == name) else {
             let known: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
@@ -48,7 +50,7 @@ impl Outer {
         }
         match name {
             "sgd" => Nesterov::plain(config, 0.7, round).map(Outer::Nesterov),
-            "adam" => Adam::configured(config, round).map(Outer::Adam),
+            "adam" => Adam::configured(config, round, memo).map(Outer::Adam),
             "delayed-nesterov" => Delayed::configured(config, round).map(Outer::Delayed),
             _ => Nesterov::configured(config, round).map(Outer::Nesterov),
         }
@@ -59,6 +61,14 @@ impl Outer {
         match self {
             Outer::Nesterov(outer) => outer.state_slots(),
             Outer::Adam(_) | Outer::Delayed(_) => 2,
+        }
+    }
+
+    /// What the rule's own memo is to be, or to begin with.
+    pub fn memo(&self) -> Vec<u8> {
+        match self {
+            Outer::Adam(outer) => outer.memo(),
+            Outer::Nesterov(_) | Outer::Delayed(_) => Vec::new(),
         }
     }
 
@@ -79,7 +89,7 @@ mod tests {
 
     fn outer(json: &str) -> Result<Outer, String> {
         let round = Round { index: 0, fragment: 0, version: 3, tokens_merged: 0, token_budget: 0 };
-        Outer::configured(&Config::parse(json.as_bytes(), Outer::FIELDS).expect(json), &round)
+        Outer::configured(&Config::parse(json.as_bytes(), Outer::FIELDS).expect(json), &round, b"")
     }
 
     #[test]

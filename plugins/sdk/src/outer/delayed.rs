@@ -76,7 +76,7 @@ mod tests {
         let merge = |version: u64| {
             let round = Round { index: 0, fragment: 0, version, tokens_merged: 0, token_budget: 0 };
             let delta = vec![version as f32 + 1.0; 37];
-            let outer = Outer::configured(&config, &round).expect(json);
+            let outer = Outer::configured(&config, &round, b"").expect(json);
             outer.descend(&[1.0], &[delta], &mut state, &mut parameters);
             assert_eq!(parameters[0], parameters[36]);
             [parameters[0], state[0][36], if state.len() > 1 { state[1][0] } else { 0.0 }]
