@@ -97,7 +97,7 @@ pub struct TrainSpec {
     pub clip_norm: f32,
 }
 
-/// The outer loop (method.md sections 3 and 6).
+/// The outer loop (Decoupled DiLoCo, arXiv 2604.21428).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OuterSpec {
@@ -406,7 +406,11 @@ fn compare(found: &toml::Table, known: &toml::Table, at: &str, problems: &mut Ve
                     problems.push(format!("{path}: expected a number that is not negative, found {value}"));
                 }
             }
-            Some(expected) => problems.push(format!("{path}: expected a {}, found {value}", expected.type_str())),
+            Some(expected) => {
+                let kind = expected.type_str();
+                let article = if kind.starts_with(['a', 'i']) { "an" } else { "a" };
+                problems.push(format!("{path}: expected {article} {kind}, found {value}"));
+            }
         }
     }
 }
@@ -440,7 +444,7 @@ mod tests {
         assert!(error.contains("3 problems"), "{error}");
         assert!(error.contains("tokns: unknown field; the spec knows") && error.contains("tokens"), "{error}");
         assert!(error.contains("outer.fragment: unknown field; [outer] knows fragments"), "{error}");
-        assert!(error.contains("seed: expected a integer"), "{error}");
+        assert!(error.contains("seed: expected an integer"), "{error}");
     }
 
     #[test]

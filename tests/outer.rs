@@ -513,7 +513,7 @@ fn an_island_that_goes_astray_again_and_again_ends_with_one_clear_error() {
     assert_eq!(notes.iter().filter(|note| note.starts_with("rolls itself back")).count(), 3, "{notes:?}");
 }
 
-/// The public trace of method.md section 15: y = w·x + b, w = (2, 1), b = 1, mean squared error over two rows, inner SGD 0.1, three steps, outer
+/// A public trace of the outer loop: y = w·x + b, w = (2, 1), b = 1, mean squared error over two rows, inner SGD 0.1, three steps, outer
 /// η 1 and μ 0.9, plain mean. Tolerances are half a unit of the published digits.
 #[test]
 fn the_public_trace_of_a_linear_model_is_met() {

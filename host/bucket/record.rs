@@ -178,7 +178,7 @@ pub struct Pace {
     pub spacing_ms: f64,
 }
 
-/// What tells how well the outer loop is tuned (method.md section 4).
+/// What tells how well the outer loop is tuned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OuterFacts {
     /// L2 norm of the weighted mean of the merged pseudo-gradients.

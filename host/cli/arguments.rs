@@ -38,9 +38,9 @@ pub enum Command {
     Doctor(DoctorArguments),
     /// Make a bucket, with the lifecycle rules that its store takes
     Bucket(BucketArguments),
-    /// Write and check policies: a crate to begin with, and whether a run may use a component
+    /// Policies: write, check, push, list, show, activate, replay, shadow
     Policy(PolicyArguments),
-    /// Serve a bucket over HTTP: upload policies, look at runs
+    /// Serve a bucket over HTTP: upload policies, look at runs, switch them to other policies
     Serve(ServeArguments),
     /// Train on this machine like `run` while plugs are pulled on a schedule of the seed, and report what it cost
     Chaos(ChaosArguments),
@@ -67,13 +67,13 @@ pub struct SpecArguments {
     /// The run spec (TOML); examples/quickstart.toml has every field and its default
     #[arg(value_name = "SPEC")]
     pub spec: Option<PathBuf>,
-    /// Name of the run in the bucket
+    /// Name of the run
     #[arg(long = "run", value_name = "NAME")]
     pub run: Option<String>,
     /// Text to train on: a directory, a file or a glob (default: the sources of the crates that cargo has fetched)
     #[arg(long, value_name = "PATH")]
     pub data: Option<String>,
-    /// Islands to start
+    /// Islands of the run: `run` and `chaos` start as many
     #[arg(long, value_name = "N")]
     pub islands: Option<usize>,
     /// Tokens to merge before the run ends

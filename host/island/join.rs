@@ -108,11 +108,11 @@ pub(super) async fn join(mut site: Site, trust: bool) -> Result<Joined> {
     }
 
     let mut bases = Vec::new();
-    for p in 0..site.fragments.count() {
+    for (p, facts) in facts.iter_mut().enumerate() {
         let (version, values) = current(&site, &mut tail, p).await?;
-        if facts[p].base != version.round {
+        if facts.base != version.round {
             site.fragments.scatter(p, &values, site.inner.parameters_mut());
-            facts[p] = FragmentFacts { base: version.round, steps: 0, tokens: 0 };
+            *facts = FragmentFacts { base: version.round, steps: 0, tokens: 0 };
         }
         bases.push(Base { round: version.round, values });
     }

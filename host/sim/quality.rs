@@ -1,5 +1,5 @@
 //! Is the committed model as good as data-parallel training? Islands on virtual time against one trainer that sees the same windows in the same
-//! order, all islands' batches of a step in one (method.md section 14). And where some islands lie: is it as good as that of the honest ones alone?
+//! order, all islands' batches of a step in one. And where some islands lie: is it as good as that of the honest ones alone?
 
 use super::{Attack, Liar, World, on_virtual_time, slow_store};
 use crate::bucket::record::{FORMAT, PolicyUse, RunRecord};

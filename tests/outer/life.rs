@@ -1,6 +1,7 @@
 //! Lives of one island: what a new one takes over from those before it, and what an old one may not do any more.
 
 use super::*;
+use crate::support::watched::Watched;
 
 /// An inner loop that keeps the blocks it is given.
 struct Keeping {
@@ -91,4 +92,42 @@ fn a_life_that_was_succeeded_writes_no_checkpoint_and_removes_none() {
         Ok(())
     })
     .unwrap();
+}
+
+#[test]
+fn an_island_whose_download_outlasts_a_version_joins_with_the_one_after_it() {
+    let ledger = on_virtual_time(73, async {
+        let mut spec = spec(2, "mean", "eta = 0.1\n");
+        spec.keep.versions = 1;
+        let world = world(spec, 2, 2).await?;
+        let desk = world.desk(STEP);
+        tokio::spawn(async move { syncer::run(desk, std::future::pending()).await.expect("the syncer works") });
+        let constant = || Box::new(Constant { parameters: vec![0.0; 2], gradient: vec![0.1; 2] });
+        let mut site = Some(world.site("a", constant(), STEP));
+        let once = move || std::future::ready(site.take().ok_or_else(|| Error::bug("one life")));
+        tokio::spawn(island::live(once, Drive::Virtual(STEP), std::future::pending()));
+        while world.ledger().await?.rounds_committed() < 10 {
+            clock::sleep(STEP).await;
+        }
+        // Long enough for the version to be succeeded many times over, and deleted.
+        let slow = Watched::late(
+            world.bucket.store().clone(),
+            |key| key.contains("/fragment/"),
+            std::time::Duration::from_secs(60),
+            1,
+        );
+        let far = World { bucket: Bucket::new(Arc::new(slow), &world.record.spec.run), ..world.clone() };
+        let mut site = Some(far.site("b", constant(), STEP));
+        let once = move || std::future::ready(site.take().ok_or_else(|| Error::bug("one life")));
+        let joined = tokio::spawn(island::live(once, Drive::Virtual(STEP), std::future::pending()));
+        clock::sleep(Duration::from_secs(120)).await;
+        assert!(!joined.is_finished(), "it trains");
+        world.ledger().await
+    })
+    .unwrap();
+    assert!(
+        ledger.accounts.get("b").is_some_and(|account| account.fragment_tokens > 0),
+        "{:?}",
+        ledger.accounts.keys()
+    );
 }

