@@ -206,6 +206,11 @@ impl Crew {
             };
             let (header, chunks) = match encoded {
                 Ok(encoded) => encoded,
+                Err(error) if error.kind() == Kind::Unavailable => {
+                    self.sink.note(&self.name, format!("offer for round {round} dropped: {}", error.chain()));
+                    self.shared.machine().offer_dropped(round);
+                    continue;
+                }
                 // Refused by every syncer, and so the round is closed and the log goes on: an island that said nothing could stop its run for good.
                 Err(error) => {
                     let note = format!("offers nothing for round {round}, which no codec encodes: {}", error.chain());

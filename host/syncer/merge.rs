@@ -1,7 +1,7 @@
 //! One round through the merge policy. The fragment's data stays where it lies, in memory or in temporary files; the policy sees chunks of it.
 
 use crate::bucket::record::OuterFacts;
-use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Vector};
+use crate::bucket::{Flat, MEMORY_BYTES, OuterState, Vector, unfit};
 use crate::error::{Error, Result};
 use crate::policy::{self, At, CHUNK_ELEMENTS, Contribution, Lent, MergeSource, Policy, Round, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -123,10 +123,7 @@ pub fn merge_round(
                 policy::Error::Source { .. } => {
                     Error::unavailable(format!("round {}: a temporary file fails", input.round.index)).because(e)
                 }
-                policy::Error::Host { .. } => {
-                    Error::unavailable(format!("round {}: cannot be merged here", input.round.index)).because(e)
-                }
-                _ => Error::invalid(format!("round {}: the merge policy failed", input.round.index)).because(e),
+                _ => unfit(format!("round {}: the merge policy failed", input.round.index), e),
             })?;
     let Source { parameters, state, .. } = source;
     let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -5,13 +5,13 @@ use super::machine::{Decision, Machine, Question, Rules};
 use super::role::{Office, beat, watch_islands};
 use super::round::{Ahead, read_ahead};
 use crate::bucket::record::{Activate, Body, Entry, FORMAT, Failed, PolicyUse, RunRecord};
-use crate::bucket::{Bucket, Created, Ledger, OfferId, Shelf, Tail, aside};
+use crate::bucket::{Bucket, Created, Ledger, OfferId, Shelf, Tail, aside, unfit};
 use crate::clock::{self, Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::event::Sink;
 use crate::nonce::nonce;
 use crate::outer::Fragments;
-use crate::policy::{self, Pace, Role, Tensor};
+use crate::policy::{Pace, Role, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -269,12 +269,8 @@ impl Syncer {
         let answer = match desk.shelf.get(Role::Pace, &question.pace).await {
             Ok(pace) => {
                 let pace = Pace::untried(&pace, question.pace.config.as_bytes());
-                aside(|| pace.decide(&question.view)).map_err(|e| match e {
-                    policy::Error::Host { .. } => {
-                        Error::unavailable(format!("round {round}: the pace policy cannot be asked here")).because(e)
-                    }
-                    _ => Error::invalid(format!("round {round}: the pace policy failed")).because(e),
-                })
+                aside(|| pace.decide(&question.view))
+                    .map_err(|e| unfit(format!("round {round}: the pace policy failed"), e))
             }
             Err(error) => Err(error),
         };
