@@ -186,7 +186,7 @@ impl Default for TrainSpec {
             batch: 8,
             learning_rate: 1e-3,
             warmup_ratio: 0.05,
-            floor_ratio: 0.1,
+            floor_ratio: 0.3,
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,
